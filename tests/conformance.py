@@ -281,7 +281,7 @@ def _coalesced(run: Run) -> Result:
 
 
 def _send_receive(run: Run) -> Result:
-    """Around the ring, with two tags in the opposite order."""
+    """Sends around the ring, with two tags in the opposite order."""
     numel = run.case.numel
     tensor, everything = run.oracle("all_gather", 2 * numel)
     after, before = (run.rank + 1) % run.size, (run.rank - 1) % run.size

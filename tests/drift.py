@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 import commlayer
 
 SHAPES = ((300, 400), (100,), (33, 501), (50_000, 2))
-"""Of the parameters."""
+"""The shapes of the parameters."""
 
 
 class Drift(nn.Module):

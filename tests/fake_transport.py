@@ -81,7 +81,7 @@ class FakeHandle:
     """One operation."""
 
     source = -1
-    """Of a receive that is done."""
+    """The source of a receive that is done."""
 
     def __init__(self) -> None:
         self._ended = threading.Event()
@@ -140,7 +140,7 @@ class FakeGroup:
         self.operations: list[tuple[Call | Delivery | Message, float, int]] = []
         """Every call, its timeout and its priority."""
         self.orders: list[int] = []
-        """Of every asynchronous collective."""
+        """The order of every asynchronous collective."""
         store = dist.PrefixStore("fake", rendezvous.store)
         self._gloo: Any = dist.ProcessGroupGloo(store, self.rank, self.size, timedelta(seconds=30))
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()

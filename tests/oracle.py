@@ -15,7 +15,7 @@ import numpy.typing as npt
 Array = npt.NDArray[Any]
 
 ALL = 0xFFFFFFFF
-"""In the place of a rank: the reduction over all ranks."""
+"""Stands for a rank: the reduction over all ranks."""
 
 REDUCING = ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_uneven")
 DELIVERIES = ("all_to_all", "all_to_all_uneven", "all_gather_uneven", "gather", "scatter")

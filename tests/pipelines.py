@@ -32,7 +32,7 @@ OPTIMIZERS = training_loop.OPTIMIZERS | {
 
 @functools.cache
 def mesh() -> DeviceMesh:
-    """Of this job: ranks 0 and 1 are a pipeline, 0 and 2 have the same stages."""
+    """The mesh of this job: ranks 0 and 1 are a pipeline, 0 and 2 have the same stages."""
     return init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "pp"))
 
 

@@ -79,7 +79,7 @@ def run(function: Callable[..., Any], size: int, *args: Any, **options: Any) -> 
 def run_job(
     function: Callable[..., Any], size: int, *args: Any, backend: str = "commlayer", **options: Any
 ) -> list[Any]:
-    """As `run`, within a `job`."""
+    """The same as `run`, within a `job`."""
     return run(_in_job, size, backend, function, *args, **options)
 
 
@@ -132,7 +132,7 @@ def outcomes(
     environ: Mapping[str, str] | None = None,
     places: Sequence[str] | None = None,
 ) -> list[Outcome]:
-    """As `run`, but a failure is a result: for tests of failures.
+    """The same as `run`, but a failure is a result: for tests of failures.
 
     `places` names a network namespace for each rank: ranks in different ones are on different hosts.
     """
@@ -248,7 +248,7 @@ def _main(
 
 
 def _move(place: str) -> None:
-    """Into a network namespace. A socket stays in the one it was made in: so the Store's is made before."""
+    """Moves into a network namespace. A socket stays in the one it was made in: so the Store's is made before."""
     global _kept
     _kept = store()
     libc = ctypes.CDLL(None, use_errno=True)  # os.setns came with Python 3.12

@@ -35,7 +35,7 @@ class Kernel(NamedTuple):
 
     codec: Codec
     key: int = 0
-    """Of the operation: `codec_key`."""
+    """The key of the operation: `codec_key`."""
 
     def encode(self, values: Array, place: Place = START) -> Bytes:
         """The values as bytes."""
@@ -68,9 +68,9 @@ class Reduced(NamedTuple):
     total: Array
     """The sum or mean, the same on all ranks."""
     kept: list[Array]
-    """With `keep_errors`, by rank: the errors that it has to add to its next contribution."""
+    """The errors that each rank has to add to its next contribution, with `keep_errors`."""
     missing: list[list[tuple[int, int]]]
-    """By rank: (offset, length) in bytes of its lost contributions."""
+    """(offset, length) in bytes of each rank's lost contributions."""
 
 
 @functools.lru_cache(maxsize=64)

@@ -99,7 +99,7 @@ class Deferred(ByNextUse):
         super().finish()
 
     def _finalize(self, *_: Any, **__: Any) -> None:
-        """After the last backward pass, instead of finalize_model_grads: notes the reductions, and waits for none."""
+        """Notes the reductions after the last backward pass, instead of finalize_model_grads, and waits for none."""
         for group in reversed(self._groups):
             if group.is_first_batch:
                 group.start_grad_sync()  # Megatron learns in its first batch when a group is ready

@@ -30,7 +30,7 @@ POLICIES = (
 
 
 def drifts(rank: int, size: int) -> list[dict[str, Any]]:
-    """For each policy: the distance of all results and residuals from all gradients, and the lost bytes."""
+    """The distance of all results and residuals from all gradients, and the lost bytes, of each policy."""
     found = []
     with ranks.job(rank, size, "gloo"):
         for policy in POLICIES:

@@ -77,7 +77,7 @@ def wait_for(is_so: Callable[[], bool]) -> None:
 
 
 def pause_and_resume(state: commlayer.HookState) -> None:
-    """In a thread of rank 0, while the job trains."""
+    """Runs in a thread of rank 0, while the job trains."""
     wait_for(lambda: sum(bool(each["hooks"]) for each in samples()) == HOSTS)
     change(state, "pause", [PAUSED])
     wait_for(lambda: all(avoids(each) for each in samples()))  # a sample without a step has no data at all

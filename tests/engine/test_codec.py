@@ -193,7 +193,7 @@ def test_finite_values_decode_to_finite_ones(codec: Codec, data: st.DataObject) 
 
 @given(st.data())
 def test_16_bit_values_are_those_of_numpy_and_torch(data: st.DataObject) -> None:
-    """Rounded to the nearest, ties to even: at most half a unit in the last place. f16 overflows to infinity."""
+    """They round to the nearest, ties to even: at most half a unit in the last place. f16 overflows to infinity."""
     values, place = data.draw(arrays(CODECS["f16"], finite=False)), Place(0, 0)
     with np.errstate(over="ignore"):
         f16 = values.astype(np.float16)

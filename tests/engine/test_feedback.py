@@ -150,7 +150,7 @@ def test_a_residual_of_another_memory_format_is_refused() -> None:
 
 
 def bucket(order: list[int]) -> list[int]:
-    """Where the gradients of these parameters begin."""
+    """The elements where the gradients of these parameters begin."""
     return list(accumulate((SIZES[i] for i in order), initial=0))[:-1]
 
 

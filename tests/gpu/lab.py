@@ -19,7 +19,7 @@ from commlayer.frontend.group.backend import CommProcessGroup
 from tests.fake_cuda import FakeCuda, Words
 
 CYCLES_PER_SECOND = 10**9
-"""About those of a GPU."""
+"""The rough cycles of a GPU."""
 
 
 class Lab:
@@ -58,7 +58,7 @@ class Lab:
         return hook
 
     def order(self) -> None:
-        """Before the host reads what a GPU would read in the order of its stream."""
+        """The host is about to read what a GPU would read in the order of its stream."""
 
 
 class Gpu(Lab):
@@ -110,7 +110,7 @@ class FakeGpu(Lab):
             made.devices = Devices(made, "commlayer", dist.HashStore(), timedelta(seconds=30), pinned=copies)
 
     def hook(self, hook: Callable[..., Any]) -> Callable[..., Any]:
-        # Without annotations: DDP checks them, and would find strings here.
+        # It has no annotations: DDP checks them, and would find strings here.
         return lambda state, bucket: (self.cuda.adopt(bucket.buffer()), hook(state, bucket))[1]
 
     def order(self) -> None:

@@ -179,5 +179,5 @@ def test_torchrun(tmp_path: Path) -> None:
     job = tmp_path / "job.py"
     job.write_text(TORCHRUN_JOB)
     output = ranks.torchrun(job)
-    # Counted, not compared: the lines of the two processes may run into each other.
+    # This counts, and does not compare: the lines of the two processes may run into each other.
     assert [output.count(line) for line in ("life 0: 2.0", "life 1: 4.0")] == [2, 2], output

@@ -215,7 +215,7 @@ def test_refusals_of_a_subgroup_name_ranks_of_the_job() -> None:
 
 @ranks.on(2, ranks.run_job)
 def test_a_destroyed_group_is_freed_at_once(rank: int, size: int) -> None:
-    """Without the garbage collector: nothing in the transport keeps it, nor the memory of its operations."""
+    """Nothing in the transport keeps it, nor the memory of its operations, without the garbage collector."""
     gc.collect()
     gc.disable()
     group: Any = dist.new_group()

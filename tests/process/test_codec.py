@@ -19,7 +19,7 @@ from tests.residual import total
 
 NETWORK = {"COMMLAYER_SHM": "0"}
 NMSE = {"f16": 2e-7, "bf16": 1e-5, "int8": 1e-4, "int4-int8": 0.0145, "int4": 0.028, "sign": 0.55}
-"""Of contributions and sums together, on Gaussian values."""
+"""The errors of contributions and sums together, on Gaussian values."""
 
 CODECS = [*ENCODED]
 

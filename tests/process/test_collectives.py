@@ -218,7 +218,7 @@ def _refuse_all(rank: int, size: int) -> list[tuple[str, list[str]]]:
 
 
 def test_nonsense_is_refused_before_anything_is_sent() -> None:
-    """By both ranks: gloo is not left in a state of its own."""
+    """Both ranks refuse: gloo is not left in a state of its own."""
     found = on_fake(_refuse_all, 2)[0]
     for (call, text), (message, sent) in zip(REFUSALS.items(), found, strict=True):
         assert text in message, call.__name__

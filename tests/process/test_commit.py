@@ -70,7 +70,7 @@ def test_a_scaler_skips_the_step_on_all_ranks(rank: int, size: int) -> None:
 @pytest.mark.parametrize("codec", ["int4", "powersgd:2"])
 @ranks.on(1)
 def test_residuals_follow_the_scale_of_the_scaler(rank: int, size: int, codec: str) -> None:
-    """Without a word from the job: a residual of one scale, added in another, would be wrong by their ratio."""
+    """The job says nothing: a residual of one scale, added in another, would be wrong by their ratio."""
     scales: dict[bool, list[tuple[float, float]]] = {}
     for is_given in (True, False):
         state = commlayer.HookState(commlayer.Policy(codec=codec))

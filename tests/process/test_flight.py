@@ -51,7 +51,7 @@ def run_failing(body: Callable[..., Any], size: int, folder: Path, *, shared: bo
 
 
 def stuck_in_my_code(rank: int) -> None:
-    """Until this rank's record is written, because the others wait for it."""
+    """Waits until this rank's record is written, because the others wait for it."""
     deadline = time.monotonic() + 30
     while not Path(os.environ["COMMLAYER_FLIGHT_DIR"], f"stacks_{rank}.txt").exists() and time.monotonic() < deadline:
         time.sleep(0.05)

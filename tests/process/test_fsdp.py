@@ -26,7 +26,7 @@ from tests.drift import Drift, check_equal, directions, mean, nmse
 
 NETWORK = {"COMMLAYER_SHM": "0"}
 NMSE = {"f16": 1e-7, "bf16": 5e-6, "int8": 6e-5, "int4-int8": 0.0145}
-"""Of contributions, on Gaussian values."""
+"""The errors of contributions, on Gaussian values."""
 
 DEFAULT = commlayer.Policy(codec="int8")
 

@@ -23,7 +23,7 @@ FACTORED = (0, 2)
 
 
 def owed(model: Any, state: commlayer.HookState, size: int) -> list[Tensor]:
-    """By parameter: the mean over the ranks of residuals and of errors of low-rank factors."""
+    """The mean over the ranks of residuals and of errors of low-rank factors, by parameter."""
     powersgd = state.low_rank.state_dict()["powersgd"]
     errors = {} if powersgd is None else powersgd["errors"]
     found = []

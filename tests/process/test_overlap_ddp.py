@@ -33,7 +33,7 @@ OPTIMIZERS = training_loop.OPTIMIZERS | {
 
 
 class Net(nn.Module):
-    """With tied, borrowed and late parameters, buffers, and several buckets."""
+    """A model with tied, borrowed and late parameters, buffers, and several buckets."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -176,7 +176,7 @@ def test_a_grad_scaler(rank: int, size: int, name: str, unscales: bool) -> None:
 
 @ranks.on(2, ranks.run_job, environ=NETWORK)
 def test_gradients_accumulate(rank: int, size: int) -> None:
-    """Within no_sync, and over several reductions."""
+    """They accumulate within no_sync, and over several reductions."""
 
     def loop(training: Trainer) -> None:
         for step in range(STEPS):

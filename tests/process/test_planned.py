@@ -23,7 +23,7 @@ COSTS = Costs([Layer(0.01, 0.02, 1e6, 1e3, output_bytes=10.0)] * 4, Link(1e8))
 
 
 def plans(**options: Any) -> Iterator[Plan]:
-    """Of two ranks without replicas."""
+    """The plans of two ranks without replicas."""
     for plan in search(COSTS, ranks=2, microbatches=MICROBATCHES, memory_bytes=1e12, keep=100, **options):
         if plan.choice.ranks == 2:
             yield plan

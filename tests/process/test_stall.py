@@ -38,7 +38,7 @@ class Warnings(logging.StreamHandler[io.StringIO]):
 
 
 def read_checkpoint(meeting: dist.Store, warning: Sequence[int]) -> None:
-    """Until these ranks have warned."""
+    """Waits until these ranks have warned."""
     if warning:
         meeting.wait([f"rank {rank} has warned" for rank in warning])
     else:

@@ -86,7 +86,7 @@ def patient(ask: Callable[[], Any], is_enough: Callable[[Any], bool]) -> Any:
 
 
 def look(size: int) -> str:
-    """In a thread of rank 0, while the job trains."""
+    """Looks in a thread of rank 0, while the job trains."""
     client = connect(store(), None, None, None)
     view = patient(lambda: first(client), lambda view: tells_the_slow_rank(view, size))  # a busy machine slows others
     client.close()
@@ -204,7 +204,7 @@ def has_all_changes(sample: dict[str, Any]) -> bool:
 
 
 def changes() -> list[int]:
-    """In a thread of rank 0, while the job trains: changes its settings; returns the steps of the changes."""
+    """Changes the job's settings in a thread of rank 0, while it trains; returns the steps of the changes."""
     client = connect(store(), None, None, None)
     patient(lambda: first(client), lambda view: view["job"]["live"] == 3 and view["job"]["policies"])
     steps = []

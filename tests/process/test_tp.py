@@ -74,7 +74,7 @@ Events = list[tuple[str, int]]
 
 
 def recorded() -> Events:
-    """From now on, the starts of all-reduces, by number, and the first wait for each; and their classes."""
+    """The starts of all-reduces from now on, by number, and the first wait for each; and their classes."""
     events: Events = []
     kind: Any = type(dist.group.WORLD)
     start, wait = kind.allreduce, CommWork.wait
@@ -171,7 +171,7 @@ def test_several_steps_of_training(rank: int, size: int) -> None:
 @pytest.mark.parametrize("kind", ["fully_shard", "replicas", "DDP"])
 @ranks.on(4, ranks.run_job)
 def test_with_data_parallelism(rank: int, size: int, kind: str) -> None:
-    """Over other dimensions of the mesh; gradients travel during the next forward pass."""
+    """Data parallelism takes other dimensions of the mesh; gradients travel during the next forward pass."""
     mesh = init_device_mesh("cpu", (2, 1, 2), mesh_dim_names=("replicate", "shard", "tp"))
 
     def losses(parts: int) -> list[float]:

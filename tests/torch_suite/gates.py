@@ -64,7 +64,7 @@ def import_distributed_test(gate: str, backend: str, world: int, timeout_s: int,
 
 @contextlib.contextmanager
 def running(gate: str) -> Iterator[None]:
-    """In the process of a rank: the environment of a running test."""
+    """The environment of a running test, in the process of a rank."""
     with contextlib.ExitStack() as stack:
         # torch's function asks for gloo by name; groups of other backends have the method all the same.
         stack.enter_context(mock.patch.object(dist, "monitored_barrier", _monitored_barrier))

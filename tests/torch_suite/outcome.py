@@ -53,12 +53,12 @@ class Difference:
 
 
 def last(outcomes: Iterable[Outcome], backend: str) -> dict[tuple[int, str], Outcome]:
-    """By world and test: how it ended behind the last gate that it came to."""
+    """Each world's and test's outcome behind the last gate that it came to."""
     return {(each.world, each.test): each for each in outcomes if each.backend == backend}
 
 
 def differences(outcomes: list[Outcome], reference: str, ours: str) -> Iterator[Difference]:
-    """In order of world and test."""
+    """The differences, in order of world and test."""
     found = last(outcomes, ours)
     for (world, test), expected in sorted(last(outcomes, reference).items()):
         actual = found.get((world, test))

@@ -39,7 +39,7 @@ def on_cpu(value: Any) -> Any:
 
 
 def install() -> None:
-    """Before distributed_test is imported: its tests for GPUs are not skipped."""
+    """Keeps tests for GPUs from being skipped; to be called before distributed_test is imported."""
 
     def always(*_: Any, **__: Any) -> Callable[[Any], Any]:
         return lambda function: function

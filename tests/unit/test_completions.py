@@ -43,7 +43,7 @@ def threads() -> int:
 
 
 def test_a_callback_may_wait_for_operations_that_end_later(operations: Operations) -> None:
-    """Also for those whose end came in the same batch, and for many at once."""
+    """It may also wait for those whose end came in the same batch, and for many at once."""
     completions = operations.completions
     order = []
     inner = threading.Event()

@@ -1,4 +1,4 @@
-"""Where operations on device tensors go: to a neighbour that the configuration names, or through pinned memory."""
+"""The way of operations on device tensors: to a neighbour that the configuration names, or through pinned memory."""
 
 from __future__ import annotations
 

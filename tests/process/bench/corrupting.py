@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 FIRST_CORRUPTED_RUN = 4
-"""Not from the start: an error in the middle of a round must be found too."""
+"""A run after the start: an error in the middle of a round must be found too."""
 
 
 class CorruptingGroup(dist.ProcessGroup):

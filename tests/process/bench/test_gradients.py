@@ -27,7 +27,7 @@ def contributions(backend: str) -> list[torch.Tensor]:
 
 
 def checked(gradients: Gradients, result: torch.Tensor) -> int:
-    """As the result of one run."""
+    """The check of the result of one run."""
     gradients.runs += 1
     gradients.used = 1
     gradients.results[0].copy_(result)

@@ -57,7 +57,7 @@ def test_hooks_train_as_ddp_does(rank: int, size: int, system: str) -> None:
 
 @ranks.on(3, ranks.run_job)
 def test_dear_trains_as_ddp_does(rank: int, size: int) -> None:
-    """On commlayer; the shards of three ranks are padded."""
+    """DeAR runs on commlayer; the shards of three ranks are padded."""
     plain, _ = trained(rank, STOCK)
     ours, averaged = trained(rank, DEAR)
     assert averaged == 0

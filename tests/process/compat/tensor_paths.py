@@ -40,7 +40,7 @@ class Block(nn.Module):
 
 
 def parallel_block() -> nn.Module:
-    """With sequence parallelism, and an embedding that is sharded by words."""
+    """A block with sequence parallelism, and an embedding that is sharded by words."""
     by_tokens = {"input_layouts": Replicate(), "output_layouts": Shard(1)}
     plan: dict[str, Any] = {
         "words": RowwiseParallel(**by_tokens),  # type: ignore[arg-type]

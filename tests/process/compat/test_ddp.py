@@ -82,7 +82,7 @@ def test_join_with_many_works_in_flight(rank: int, size: int) -> Any:
     return [parameter.grad for parameter in model.parameters()]
 
 
-# Not here, as torch takes them with CUDA only: bf16_compress_hook, and DDP's own mixed precision.
+# These are not here, as torch takes them with CUDA only: bf16_compress_hook, and DDP's own mixed precision.
 @pytest.mark.parametrize("name", ["allreduce_hook", "fp16_compress_hook", "powerSGD"])
 @ranks.on(2, same_as_gloo)
 def test_hook(rank: int, size: int, name: str) -> Any:

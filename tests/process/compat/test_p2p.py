@@ -26,7 +26,7 @@ def test_batch_isend_irecv(rank: int, size: int) -> Any:
 
 @ranks.on(2, same_as_gloo)
 def test_tags(rank: int, size: int) -> Any:
-    """Sent in one order, received in another."""
+    """Messages are sent in one order, and received in another."""
     tensors = [torch.full((1000,), float(rank * 100 + tag)) for tag in range(4)]
     peer = 1 - rank
     works: list[Any] = [dist.isend(tensor, peer, tag=tag) for tag, tensor in enumerate(tensors)]

@@ -36,7 +36,7 @@ _FAULT = "fault at"
 
 @dataclasses.dataclass
 class Site:
-    """Where the ranks are: `hosts[rank]` is the number of the host."""
+    """The places of the ranks: `hosts[rank]` is the number of the host."""
 
     name: str
     hosts: tuple[int, ...]
@@ -53,7 +53,7 @@ class Site:
         return self.hosts[rank] == self.hosts[other]
 
     def outcomes(self, function: Callable[..., Any], *args: Any, **environ: str) -> list[ranks.Outcome]:
-        """As `ranks.outcomes`, on this site."""
+        """The same as `ranks.outcomes`, on this site."""
         places = None if self.network is None else [self.network.name(host) for host in self.hosts]
         return ranks.outcomes(function, self.size, *args, environ={**self.environ, **environ}, places=places)
 
@@ -66,7 +66,7 @@ class Seen:
     """The type's name; None when all went well."""
     text: str
     seconds: float
-    """From the fault to the error; without one, how much longer the slowest operation took than the usual one."""
+    """The time from the fault to the error; without one, the slowest operation's time beyond the usual one."""
 
 
 def begin(rank: int, size: int, **options: Any) -> None:

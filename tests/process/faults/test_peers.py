@@ -172,7 +172,7 @@ def test_a_rank_that_exits_after_its_part_is_not_missed(site: Site) -> None:
 
 def _never_calls(rank: int, size: int) -> Seen:
     begin(rank, size)
-    # From here on: a busy machine may need longer than that to start.
+    # The timeout holds from here on: a busy machine may need longer than that to start.
     dist.distributed_c10d._set_pg_timeout(timedelta(seconds=1))
     mark()
     if rank == size - 1:
@@ -226,7 +226,7 @@ for step in range(10**6):
 
 @pytest.mark.parametrize("shm", ["1", "0"], ids=["shm", "udp"])
 def test_an_uncaught_error_ends_a_training_script_with_1(tmp_path: Path, shm: str) -> None:
-    """Not with a signal: neither our threads nor gloo's may end the process before Python has said why."""
+    """It does not end with a signal: neither our threads nor gloo's may end the process before Python has said why."""
     script = tmp_path / "train.py"
     script.write_text(JOB)
     store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)

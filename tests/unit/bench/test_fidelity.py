@@ -79,7 +79,7 @@ def reference(name: str, seed: int, steps: int) -> float:
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
-    """As in the measurement: more threads are slower on a busy machine."""
+    """The measurement has one thread, too: more threads are slower on a busy machine."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -34,7 +34,7 @@ NETWORK = Scenario(hosts=4, nics=(Link(rate_bps=100e6),))
 
 
 def log(job: Job, step_s: float = 0.5, losses: tuple[float, ...] = (3.0, 2.5, 2.4), **more: Any) -> dict[str, Any]:
-    """Of one validation per step; the first steps, which do not count, are slow."""
+    """A log with one validation per step; the first steps, which do not count, are slow."""
     times = [9.0, 9.0, 9.0, *[step_s] * 3]
     return {
         "job": vars(job),

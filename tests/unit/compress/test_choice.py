@@ -30,11 +30,11 @@ CONTENTS = [
     Content(400_000, 369_000, 31_000, exact=3_300, left=8_400, right=8_400),
     Content(250_000, 231_000, 19_000, exact=2_200, left=5_200, right=5_200),
 ]
-"""Of the GPT of docs/compression.md, in 3 buckets."""
+"""The content of the GPT of docs/compression.md, in 3 buckets."""
 VECTORS = [Content(each.values, each.coarse, each.fine, exact=each.values) for each in CONTENTS]
 """The same without a matrix that is worth factors."""
 STARTS_S = [0.015, 0.025, 0.035]
-"""When the backward pass has made each bucket."""
+"""The times when the backward pass has made each bucket."""
 COMPUTING_S = 0.039
 SHARE = 0.75
 

@@ -8,7 +8,7 @@ from commlayer.compress.link import LATENCY_MOST, Link
 
 
 def measured(*periods: tuple[float, float]) -> Link:
-    """After periods of (bytes, busy time)."""
+    """The link after periods of (bytes, busy time)."""
     link = Link()
     for sent_bytes, busy_s in periods:
         link.measure(sent_bytes, busy_s)

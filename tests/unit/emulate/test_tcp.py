@@ -27,7 +27,7 @@ class Machine:
         return set(self._list.read_text().split())
 
     def choose(self, text: str) -> None:
-        """By an administrator."""
+        """An administrator chooses."""
         self._list.write_text(text)
 
 

@@ -32,7 +32,7 @@ def test_the_parts_of_a_step() -> None:
 
 
 def test_an_engine_that_carried_nothing_tells_nothing() -> None:
-    """As in a job with `cpu:gloo,cuda:nccl`."""
+    """Such is a job with `cpu:gloo,cuda:nccl`."""
     as_is = job()
     idle = on_engine()
     records = [replace(each, steps=tuple(replace(step, collectives=0) for step in each.steps)) for each in idle.records]

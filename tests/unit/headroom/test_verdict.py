@@ -95,7 +95,7 @@ def test_a_slow_rank_that_costs_half_as_much_as_communication_comes_first() -> N
 
 
 def test_late_ranks_are_named() -> None:
-    """Unless their computation is the reason, or now this rank is late and now that one."""
+    """They are not named if their computation is the reason, or if now this rank is late and now that one."""
     even = job(none=(0.4, 0.4))
     text = said(even, on_engine(in_flight_s=(0.3, 0.5), lags_s={1: 0.5}))
     assert "wait 200 ms per step for rank 1" in text

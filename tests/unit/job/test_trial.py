@@ -80,7 +80,7 @@ def test_a_command_that_does_not_exist_is_an_error() -> None:
 
 
 def test_a_job_that_hangs_ends(tmp_path: Path) -> None:
-    """With its children, which a launcher leaves behind."""
+    """Its children, which a launcher leaves behind, end, too."""
     pid = tmp_path / "pid"
     command = ["sh", "-c", f"sleep 100 & echo $! >{pid}; wait"]
     for timeout_s in (0.5, 5, 40):  # a busy machine may start no shell within the first

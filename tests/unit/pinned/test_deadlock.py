@@ -20,7 +20,7 @@ from tests.unit.pinned.host import Host
 
 @pytest.mark.parametrize("queues", [1, 2, None])
 def test_two_ranks_that_exchange_messages_do_not_deadlock(queues: int | None) -> None:
-    """Even where all streams share one queue: a receive is called and waited for as in any pipeline."""
+    """They do not even where all streams share one queue: a receive is called and waited for as in any pipeline."""
     ranks = [FakeCuda(queues=queues), FakeCuda(queues=queues)]
     copies = [PinnedCopies(cuda) for cuda in ranks]
     boxes = [Mailbox(), Mailbox()]

@@ -60,7 +60,7 @@ def test_a_future_of_several_operations_has_all_results(cuda: FakeCuda, pinned: 
 
 @pytest.mark.parametrize("queues", [1, None])
 def test_a_future_made_in_a_backward_pass_completes_at_its_end(host: Host, queues: int | None) -> None:
-    """As DDP's futures: the host does not wait, and no stream does before all kernels of the pass are enqueued."""
+    """The host does not wait, as with DDP's futures, and no stream does before all kernels of the pass are enqueued."""
     cuda = FakeCuda(queues=queues)
     pinned = PinnedCopies(cuda)
     tensor, later = cuda.tensor(1, 2), cuda.tensor(3)
@@ -90,7 +90,7 @@ def test_a_future_made_in_a_backward_pass_completes_at_its_end(host: Host, queue
 
 
 def test_a_future_waited_for_within_the_backward_pass_blocks(cuda: FakeCuda, pinned: PinnedCopies, host: Host) -> None:
-    """As in DDP's first step with static_graph: whichever comes first completes it."""
+    """DDP's first step with static_graph does so: whichever comes first completes it."""
     tensor = cuda.tensor(1)
     leaf = torch.ones(2, requires_grad=True)
 

@@ -29,7 +29,7 @@ def test_pinned_memory_is_not_used_again_before_the_copies_are_over(host: Host) 
 def test_the_callers_tensors_live_until_the_copies_are_over(
     cuda: FakeCuda, pinned: PinnedCopies, host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As record_stream() would have it: the allocator may give memory that nobody refers to to another kernel."""
+    """record_stream() would have it so: the allocator may give memory that nobody refers to to another kernel."""
     source, target = cuda.pinned((2,), torch.float32), cuda.pinned((2,), torch.float32)  # overwritten when it is freed
     source.fill_(1)
     own = {tensor.untyped_storage().data_ptr() for tensor in (source, target)}

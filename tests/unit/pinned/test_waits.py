@@ -1,4 +1,4 @@
-"""Where streams wait for operations the host goes on; elsewhere it blocks."""
+"""The host goes on where streams wait for operations; elsewhere it blocks."""
 
 from __future__ import annotations
 

@@ -173,7 +173,7 @@ def test_deferral_wins_on_a_slow_link(plans: Plans) -> None:
 
 
 def test_a_fast_link_makes_data_parallel_best() -> None:
-    """Without bubble: 2 micro-batches of 16 * 30 ms on each rank, 0.96 s."""
+    """There is no bubble: 2 micro-batches of 16 * 30 ms on each rank, 0.96 s."""
     best = plans_of(transformer(rate_bps=1e14))[0]
     assert (best.choice.ranks, best.choice.replicas) == (1, 4)
     assert best.step_s == pytest.approx(0.96, rel=0.01)

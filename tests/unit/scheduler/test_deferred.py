@@ -203,7 +203,7 @@ def test_parameters_without_or_with_other_gradients() -> None:
 
 
 def test_a_step_that_is_left_out() -> None:
-    """As a GradScaler does after an overflow."""
+    """A GradScaler does so after an overflow."""
 
     def loop(run: Run) -> Iterator[list[Tensor]]:
         for step in range(STEPS):
@@ -264,7 +264,7 @@ def test_other_hooks_of_the_optimizer_see_whole_steps() -> None:
 
 
 def test_hooks_that_read_nothing_leave_steps_deferred() -> None:
-    """As that of a trial, which counts the steps of the caller."""
+    """Such is that of a trial, which counts the steps of the caller."""
     seen: list[bool] = []
 
     def count(optimizer: Optimizer, *_: Any) -> None:

@@ -16,7 +16,7 @@ Sent = tuple[float, float, int]
 
 
 def serve(discipline: Discipline, sent: list[Sent]) -> tuple[dict[str, float], list[tuple[str, float, float]]]:
-    """When each transfer ended, and when the link was busy with it."""
+    """The times when each transfer ended, and when the link was busy with it."""
     clock, ended, busy = Clock(), dict[str, float](), list[tuple[str, float, float]]()
     link = Link(clock, discipline, lambda *span: busy.append(span))
 

@@ -31,7 +31,7 @@ def layers(count: int) -> nn.Sequential:
 
 
 def classes(count: int, priority: int = 4) -> list[int]:
-    """Of the layers of a model, each a bucket."""
+    """The classes of the layers of a model, each a bucket."""
     model = layers(count)
     order = learn(model, torch.ones(2, 4))
     return [order.class_of([parameter], priority) for parameter in model.parameters()]

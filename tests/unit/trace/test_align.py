@@ -30,7 +30,7 @@ def observed(draw: st.DataObject, offsets: list[int], pairs: list[tuple[int, int
 
 
 def errors_ns(found: list[Alignment], offsets: list[int]) -> list[float]:
-    """By how much the estimates miss the true offsets, relative to those of their references."""
+    """How much the estimates miss the true offsets, relative to those of their references."""
     return [abs(each.offset_ns - (true - offsets[each.reference])) for each, true in zip(found, offsets, strict=True)]
 
 
