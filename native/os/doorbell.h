@@ -23,6 +23,7 @@ struct cl_doorbell {
     /* The owner's process, and a number in its memory by which others see that they read that and no other process. */
     _Atomic int32_t pid; /* 0: its memory must not be read */
     _Atomic uint64_t proof, proof_address;
+    _Atomic uint64_t bell_key; /* of the owner's bell: see bell.h */
 };
 
 /* Returns whether the owner's bell must be rung. */

@@ -124,6 +124,7 @@ static void open_doorbell(struct cl_host *host)
     host->proof = ((uint64_t)getpid() << 32 ^ (uint64_t)now.tv_nsec ^ (uint64_t)(uintptr_t)host) * 0x9E3779B97F4A7C15u;
     atomic_store(&own->proof, host->proof);
     atomic_store(&own->proof_address, (uint64_t)(uintptr_t)&host->proof);
+    atomic_store(&own->bell_key, host->bell->key);
     atomic_store(&own->wish, CL_DOORBELL_REQUESTS);
     atomic_store(&own->pid, getpid());
 }
@@ -193,7 +194,8 @@ static long futex(_Atomic uint32_t *word, int operation, uint32_t value, const s
 
 static void ring_bell(struct cl_host *host, uint32_t rank, bool request)
 {
-    cl_bell_ring(host->bell, host->bells + (size_t)rank * CL_BELL_BYTES, request);
+    cl_bell_ring(host->bell, host->bells + (size_t)rank * CL_BELL_BYTES, atomic_load(&host->doorbells[rank].bell_key),
+                 request);
 }
 
 static void ring_bells(struct cl_host *host, struct line *line)
