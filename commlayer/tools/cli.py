@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import os
 import platform
@@ -16,6 +15,7 @@ import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
+from . import json_output
 from .bench.options import codec, select
 from .bench.sizes import parse_size, sweep
 from .bench.spec import BackendSpec, Spec, expand_tcp_cc
@@ -24,13 +24,26 @@ from .emulate.command import OwnOptions
 from .emulate.rate import parse_rate
 from .headroom.options import headroom
 from .job_key import SecretOption, job_key
+from .json_output import JsonOption
 from .probe.options import probe
 from .settings import config
 from .top.ctl import ctl
 from .top.options import top
 from .tune.options import tune
 
+
+class Commands(TyperGroup):
+    """Commands whose help fills its lines: of all paragraphs but the first, Typer keeps the ends of lines."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        found = super().get_command(ctx, cmd_name)
+        if found is not None and found.help:
+            found.help = "\n\n".join(" ".join(each.split()) for each in found.help.split("\n\n"))
+        return found
+
+
 app = typer.Typer(
+    cls=Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},  # commands inherit it
@@ -61,7 +74,7 @@ app.command(cls=OwnOptions)(headroom)
 app.command()(ctl)
 
 
-class _BenchGroup(TyperGroup):
+class _BenchGroup(Commands):
     """`commlayer bench` without a subject measures collectives."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -83,10 +96,7 @@ def collectives(
     ] = "all_reduce",
     backends: Annotated[
         str,
-        typer.Option(
-            help="Comma-separated names; ratios are over the first. With settings: gloo/bbr:cast=float16:chunks=4, "
-            "commlayer:loss_bound=0.01:treatment=rescale, commlayer:priority=0:beside=64M"
-        ),
+        typer.Option(help="Comma-separated names, with settings behind colons, as above; ratios are over the first"),
     ] = "gloo,commlayer",
     ranks: Annotated[int | None, typer.Option(help="Processes to start (default 2, or one per host)")] = None,
     min_size: Annotated[str, typer.Option("--min", "-b", help="Smallest size of the whole array")] = "4K",
@@ -101,7 +111,7 @@ def collectives(
     iters: Annotated[int, typer.Option("--iters", "-n", help="Timed iterations per round")] = 20,
     warmup: Annotated[int, typer.Option("--warmup", "-w", help="Untimed iterations per round")] = 2,
     rounds: Annotated[int, typer.Option(help="How often the backends take turns")] = 5,
-    json_path: Annotated[str | None, typer.Option("--json", "-J", help="File for the results")] = None,
+    json_path: JsonOption = None,
     imports: Annotated[
         str | None, typer.Option("--import", help="Comma-separated modules that register further backends")
     ] = None,
@@ -115,7 +125,7 @@ def collectives(
         int | None, typer.Option(help="Packets that fit into the buffer of a switch port (default 256)")
     ] = None,
     nics: Annotated[int | None, typer.Option(help="NICs per host (default 1)")] = None,
-    offloads: Annotated[bool, typer.Option(help="Keep segmentation offloads on")] = False,
+    offloads: Annotated[bool, typer.Option("--offloads", help="Keep segmentation offloads on")] = False,
     tcp_cc: Annotated[
         str | None, typer.Option(help="Comma-separated TCP congestion controls; gloo runs once with each")
     ] = None,
@@ -125,8 +135,17 @@ def collectives(
 ) -> None:
     """Measure collectives of several torch.distributed backends side by side, as nccl-tests does.
 
-    The command starts the ranks, unless torchrun has. Exit status: 1 if a result was wrong, 2 if the run failed.
-    Kernels on one core: `commlayer bench codec --help`, `commlayer bench select --help`.
+    The command starts the ranks, unless torchrun has.
+
+    Example: commlayer bench all_gather --ranks 4 --sizes 64K,16M --json found.json
+
+    Of the collective gradients, backends take settings: gloo:cast=float16:chunks=4,
+    commlayer:loss_bound=0.01:treatment=rescale, commlayer:priority=0:beside=64M. In emulated networks, gloo takes a
+    congestion control: gloo/bbr.
+
+    Kernels on one core: commlayer bench codec --help, commlayer bench select --help
+
+    Exit status: 0; 1 if a result was wrong; 2 if the run failed.
     """
     from .emulate.link import Link
     from .emulate.scenario import Scenario
@@ -167,7 +186,7 @@ def collectives(
             rounds=rounds,
             timeout_s=timeout_s,
             imports=() if imports is None else tuple(imports.split(",")),
-            json_path=json_path,
+            json_path=None if json_path is None else str(json_path),
             scenario=network,
             command=("commlayer", *sys.argv[1:]),
         )
@@ -179,11 +198,10 @@ def collectives(
 
 
 def _start(spec: Spec, ranks: int | None) -> int:
-    from .bench import report
     from .bench.launch import launch, under_torchrun
 
     if spec.json_path is not None and os.environ.get("RANK", "0") == "0":  # rank 0 writes
-        report.check_writable(Path(spec.json_path))
+        json_output.check(Path(spec.json_path))
     if not under_torchrun():
         hosts = 0 if spec.scenario is None else spec.scenario.hosts * spec.scenario.ranks_per_host
         return launch(spec, ranks or hosts or 2)
@@ -208,6 +226,8 @@ def check(
     """Check a job: do all ranks reach each other, how fast, and which compute slowly? For torchrun.
 
     Example, on each host: torchrun --nnodes=2 --nproc-per-node=4 ... -m commlayer check
+
+    Exit status: 0, also with slow ranks; 1 if a sum was wrong; 2 if the ranks do not reach each other.
     """
     from ..errors import CommError
 
@@ -236,7 +256,7 @@ def dissect(
     ] = None,
     secret_file: SecretOption = None,
     limit: Annotated[int, typer.Option(help="Number of packets to print; 0: all")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print an array of objects, with all fields")] = False,
+    json_path: JsonOption = None,
     lua: Annotated[Path | None, typer.Option(help="File for a dissector that Wireshark and tshark load")] = None,
 ) -> None:
     """Print the packets of a capture, in 80 columns of plain text. It needs scapy.
@@ -244,7 +264,11 @@ def dissect(
     The key lives in the job's Store: let --store fetch it while the job runs, with --limit 1 if need be. A job with
     COMMLAYER_SECRET_FILE mixes that file into it.
 
-    Example: commlayer dissect --lua dlcp.lua && tshark -X lua_script:dlcp.lua -r job.pcap
+    Example: commlayer dissect job.pcap --store 10.0.0.1:29500 --limit 20
+
+    In Wireshark: commlayer dissect --lua dlcp.lua && tshark -X lua_script:dlcp.lua -r job.pcap
+
+    Exit status: 0; 2 if a file or the Store cannot be read.
     """
     try:
         from scapy.error import Scapy_Exception
@@ -266,6 +290,7 @@ def dissect(
             if lua is None:
                 raise ValueError("name a capture file of tcpdump or Wireshark, or --lua FILE for Wireshark's dissector")
             return
+        json_output.check(json_path, is_new=True)
         if key is not None and store is not None:
             raise ValueError("--key and --store both give the key: use one of them")
         if store is not None:
@@ -279,13 +304,13 @@ def dissect(
     except ValueError as error:
         complain("dissect", error)
         raise typer.Exit(EXIT_FAILED) from error
-    if as_json:
-        print(json.dumps(objects(found, secret, limit), indent=1))
-    elif not found:
-        print(f"{capture}: it has no packet of commlayer")
-    else:
-        for line in listing(found, secret, limit):
+
+    def show() -> None:
+        none = [f"{capture}: it has no packet of commlayer"]
+        for line in listing(found, secret, limit) if found else none:
             print(line)
+
+    json_output.deliver([] if json_path is None else objects(found, secret, limit), json_path, show)
 
 
 def _fetch_key(address: str) -> str:
@@ -303,7 +328,7 @@ def emulate(
     scenario: Annotated[
         str | None, typer.Argument(help="TOML file of the network, or a name that --list shows: clean200, loss1, ...")
     ] = None,
-    command: Annotated[list[str] | None, typer.Argument(metavar="-- COMMAND...", help="The command of a rank")] = None,
+    command: Annotated[list[str] | None, typer.Argument(metavar="-- COMMAND", help="The command of a rank")] = None,
     check: Annotated[
         bool, typer.Option("--check", help="Measure the emulated links and compare them with the file")
     ] = False,
@@ -318,8 +343,12 @@ def emulate(
 ) -> None:
     """Run a command in an emulated network (root). Hosts are network namespaces; a TOML file describes the links.
 
-    Every rank gets the environment that torchrun sets. Exit status: that of the first rank that failed; 2 if the
-    network could not be emulated; 1 if --check found a link unlike its description.
+    Every rank gets the environment that torchrun sets.
+
+    Example: commlayer emulate loss1 -- python train.py
+
+    Exit status: 0; that of the first rank that failed; 2 if the network could not be emulated; 1 if --check found a
+    link unlike its description.
     """
     from .emulate import command as emulation
     from .emulate.scenario import Scenario, shipped
@@ -366,13 +395,13 @@ def trace(
         Path | None,
         typer.Option("--analyzer", help="Folder to make, with the flight records as torch's torchfrtrace reads them"),
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the summary as JSON: ranks, offsets, uncertainty, files")
-    ] = False,
+    json_path: JsonOption = None,
 ) -> None:
     """Merge the files of all ranks into one trace for Perfetto, with aligned clocks.
 
     Example: commlayer trace /shared/flight profiles/*.json.gz -o trace.json --open
+
+    Exit status: 0; 2 if a file cannot be read or written.
     """
     from .trace import command, serve
 
@@ -380,9 +409,9 @@ def trace(
         print(text, file=sys.stderr)
 
     try:
+        json_output.check(json_path, is_new=True)
         found = command.run(files, output, say, pickles=pickles, for_analyzer=for_analyzer)
-        if as_json:
-            print(json.dumps(found, indent=1), flush=True)
+        json_output.deliver(found, json_path, lambda: None)
         if show:
             serve.serve(output, say)
     except ValueError as error:

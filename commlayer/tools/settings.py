@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from pathlib import Path
@@ -16,14 +15,16 @@ from ..config import SECTIONS, Found, made_of, sources
 from ..config_file import ConfigFile, of_job, read
 from ..errors import ConfigError
 from .complaint import EXIT_FAILED, complain
+from .json_output import JsonOption, deliver
+from .json_output import check as check_json
 
 
 def config(
     check: Annotated[
         Path | None, typer.Option(help="A file to check, instead of the one that a job here reads")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", "-J", help="Print JSON")] = False,
-    changed: Annotated[bool, typer.Option(help="Only settings that are not the defaults")] = False,
+    json_path: JsonOption = None,
+    changed: Annotated[bool, typer.Option("--changed", help="Only settings that are not the defaults")] = False,
 ) -> None:
     """Show each setting of a job that starts in this folder: its value, and where that comes from.
 
@@ -34,19 +35,21 @@ def config(
 
     A file alone: commlayer config --check commlayer.toml
 
-    Exit status: 0, or 2 if a setting is wrong.
+    Exit status: 0; 2 if a setting is wrong.
     """
     try:
+        check_json(json_path)
         file = of_job(os.environ) if check is None else read(str(check))
         found = sources(file, os.environ if check is None else {})
         made_of(found)
-    except ConfigError as error:
+    except (ValueError, ConfigError) as error:
         complain("config", error)
         raise typer.Exit(EXIT_FAILED) from error
-    if as_json:
-        print(json.dumps(plain(file, found, only_changed=changed), indent=2))
-    else:
-        show(file, found, Console(highlight=False, markup=False), only_changed=changed or check is not None)
+    deliver(
+        plain(file, found, only_changed=changed),
+        json_path,
+        lambda: show(file, found, Console(highlight=False, markup=False), only_changed=changed or check is not None),
+    )
 
 
 def plain(file: ConfigFile, found: dict[str, dict[str, Found]], *, only_changed: bool = False) -> dict[str, Any]:

@@ -59,7 +59,7 @@ def call(*arguments: str) -> str:
     engine = Engine.current()
     assert engine is not None
     where = ["--address", os.environ["COMMLAYER_TOP"], "--key", engine.key.hex()]
-    done = CliRunner().invoke(cli.app, [*arguments, *where, "--json"])
+    done = CliRunner().invoke(cli.app, [*arguments, *where, "--json", "-"])
     assert done.exit_code == 0, done.output
     return done.stdout.splitlines()[-1]
 

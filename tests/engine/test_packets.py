@@ -196,7 +196,7 @@ def test_dissect_prints_a_capture(tmp_path: Path) -> None:
 def test_dissect_prints_json(tmp_path: Path) -> None:
     path = tmp_path / "some.pcap"
     wrpcap(str(path), conversation(KEY))
-    result = CliRunner().invoke(app, ["dissect", str(path), "--key", KEY.hex(), "--json"])
+    result = CliRunner().invoke(app, ["dissect", str(path), "--key", KEY.hex(), "--json", "-"])
     found = json.loads(result.output)
     assert [each["tag_ok"] for each in found] == [True, True, True, False]
     captures = list(captured(conversation(KEY)))
@@ -204,7 +204,7 @@ def test_dissect_prints_json(tmp_path: Path) -> None:
         assert each["kind"] == dissect.KINDS[packet.packet.kind]
         assert each["from"] == "{}:{}".format(*packet.sender)
         assert (each["number"], each["tag"]) == (packet.packet.number, f"{packet.packet.tag:016x}")
-    result = CliRunner().invoke(app, ["dissect", str(path), "--json", "--limit", "2"])
+    result = CliRunner().invoke(app, ["dissect", str(path), "--json", "-", "--limit", "2"])
     assert [each["tag_ok"] for each in json.loads(result.output)] == [None, None]
 
 

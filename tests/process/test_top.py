@@ -108,7 +108,7 @@ def look(size: int) -> str:
     )
     assert printed.exit_code == 0
     assert max(map(len, printed.stdout.splitlines())) <= 80
-    printed = CliRunner().invoke(cli.app, ["top", "--store", store(), "--once", "--json"])
+    printed = CliRunner().invoke(cli.app, ["top", "--store", store(), "--once", "--json", "-"])
     assert len(json.loads(printed.stdout)["ranks"]) == size
 
     check_scalars(size)
@@ -195,7 +195,7 @@ def test_a_new_world_is_watched_with_its_own_key() -> None:
 
 
 def asked(*arguments: str) -> Any:
-    return CliRunner().invoke(cli.app, ["ctl", *arguments, "--store", store(), "--json", "--timeout", "60"])
+    return CliRunner().invoke(cli.app, ["ctl", *arguments, "--store", store(), "--json", "-", "--timeout", "60"])
 
 
 def has_all_changes(sample: dict[str, Any]) -> bool:

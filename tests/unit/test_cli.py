@@ -9,8 +9,8 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from commlayer.tools import cli
-from commlayer.tools.bench import launch, report
+from commlayer.tools import cli, json_output
+from commlayer.tools.bench import launch
 from commlayer.tools.bench.spec import Spec
 from commlayer.tools.complaint import EXIT_FAILED
 from commlayer.tools.emulate import namespace, tcp
@@ -182,11 +182,11 @@ def test_bad_arguments_are_named_and_nothing_starts(
 
 
 def test_results_go_only_where_they_can_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    report.check_writable(tmp_path / "new.json")
+    json_output.check(tmp_path / "new.json")
     assert not list(tmp_path.iterdir())
     monkeypatch.setattr("os.access", lambda *_: False)  # to root nothing is forbidden
     with pytest.raises(ValueError, match="no permission to write there"):
-        report.check_writable(tmp_path / "new.json")
+        json_output.check(tmp_path / "new.json")
 
 
 def test_a_scenario_file_is_the_network(started: list[tuple[Spec, int]], tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def config(*arguments: str, **environ: str) -> Any:
 
 
 def test_every_setting_has_its_value_and_source(file: Path) -> None:
-    found = json.loads(config("--json", COMMLAYER_LOG="debug").output)
+    found = json.loads(config("--json", "-", COMMLAYER_LOG="debug").output)
     assert found["file"] == str(file)
     by_name = {(each["section"], each["name"]): each for each in found["settings"]}
     values = {key: (each["value"], each["source"], each["where"]) for key, each in by_name.items()}

@@ -8,12 +8,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
-import json
 import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -240,8 +238,8 @@ def table(size: int, results: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def run(spec: CodecSpec, json_path: Path | None = None) -> None:
-    """Measures, prints a table per size, and writes the JSON."""
+def run(spec: CodecSpec) -> dict[str, Any]:
+    """Measures, prints a table per size, and returns all figures."""
     results: list[dict[str, Any]] = []
     facts = machine.facts()
     with one_core() as core:
@@ -250,12 +248,10 @@ def run(spec: CodecSpec, json_path: Path | None = None) -> None:
             found = rows(spec, size)
             print(*table(size, found), sep="\n", flush=True)
             results += found
-    if json_path is not None:
-        document = {
-            "schema": SCHEMA,
-            "command": list(spec.command or sys.argv),
-            "machine": facts,
-            "rounds": spec.rounds,
-            "results": results,
-        }
-        json_path.write_text(json.dumps(document, indent=2) + "\n")
+    return {
+        "schema": SCHEMA,
+        "command": list(spec.command or sys.argv),
+        "machine": facts,
+        "rounds": spec.rounds,
+        "results": results,
+    }

@@ -20,6 +20,7 @@ from ..emulate.namespace import EmulationError
 from ..emulate.network import Network
 from ..emulate.ranks import terminable, wait
 from ..emulate.stress import Stress
+from ..json_output import STDOUT
 from . import report
 from .spec import Spec
 
@@ -39,11 +40,23 @@ def launch(spec: Spec, ranks: int) -> int:
 
     Raises EmulationError if the emulated network cannot be built, ValueError if ranks and hosts do not match.
     """
+    if spec.json_path != str(STDOUT):
+        return _launch(spec, ranks, None)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "run.json")
+        status = _launch(dataclasses.replace(spec, json_path=str(path)), ranks, sys.stderr)
+        if path.exists():
+            print(path.read_text(encoding="utf-8"), end="", flush=True)
+        return status
+
+
+def _launch(spec: Spec, ranks: int, table: IO[str] | None) -> int:
+    """`table`: where rank 0 prints it; None: where this process prints."""
     if spec.scenario is None:
         environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
         # gloo would look up the host name, which may name another interface or none
         environment["GLOO_SOCKET_IFNAME"] = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
-        return _run_ranks(spec, ranks, environment, lambda _rank, command: list(command))
+        return _run_ranks(spec, ranks, environment, lambda _rank, command: list(command), table)
     hosts = spec.scenario.hosts
     if ranks % hosts:
         raise ValueError(f"{ranks} ranks on {hosts} hosts: expected a multiple of the hosts")
@@ -73,6 +86,7 @@ def launch(spec: Spec, ranks: int) -> int:
             ranks,
             network.rendezvous(),
             lambda rank, command: network.command(rank // per_host, command),
+            table,
             begin,
         )
         if stress.error is not None:
@@ -97,6 +111,7 @@ def _run_ranks(
     ranks: int,
     environment: dict[str, str],
     command_for: CommandFor,
+    table: IO[str] | None,
     poll: Callable[[], None] = lambda: None,
 ) -> int:
     package_root = str(Path(__file__).parents[3])
@@ -117,6 +132,7 @@ def _run_ranks(
                     command_for(rank, worker),
                     {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
                     log if rank else None,
+                    table,
                 )
             )
             for rank, log in enumerate(logs)
@@ -132,8 +148,10 @@ def _run_ranks(
 
 
 @contextlib.contextmanager
-def _process(command: list[str], environment: dict[str, str], log: IO[str] | None) -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen(command, env=environment, stderr=log)
+def _process(
+    command: list[str], environment: dict[str, str], log: IO[str] | None, table: IO[str] | None
+) -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(command, env=environment, stdout=table, stderr=log)
     try:
         yield process
     finally:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 
 from ..complaint import EXIT_FAILED, complain
+from ..json_output import STDOUT, JsonOption, check, deliver
 from .sizes import parse_size
 
 Spec = TypeVar("Spec")
 
-_JSON = typer.Option("--json", "-J", help="File for the results")
 _SIZES = typer.Option(help="Comma-separated sizes of the float32 values")
 
 
@@ -25,11 +26,13 @@ def codec(
         str | None, typer.Option(help="Comma-separated instruction sets: avx512, avx2, scalar (default: this CPU's)")
     ] = None,
     rounds: Annotated[int, typer.Option(help="How often the kernels take turns")] = 7,
-    json_path: Annotated[Path | None, _JSON] = None,
+    json_path: JsonOption = None,
 ) -> None:
     """Measure speed and error of the codecs on one core, beside memcpy.
 
     Example: commlayer bench codec --codecs int8,int4 --sizes 256K --json codec.json
+
+    Exit status: 0; 2 if an option is wrong.
     """
     from . import codec as measured
 
@@ -50,11 +53,13 @@ def select(
     sizes: Annotated[str, _SIZES] = "256K,64M",
     share: Annotated[float, typer.Option(help="Share of the values that are selected")] = 0.01,
     rounds: Annotated[int, typer.Option(help="How often the selections take turns")] = 7,
-    json_path: Annotated[Path | None, _JSON] = None,
+    json_path: JsonOption = None,
 ) -> None:
     """Measure the selection of the largest values on one core, beside reading them twice and torch.topk.
 
     Example: commlayer bench select --sizes 64M --share 0.001
+
+    Exit status: 0; 2 if an option is wrong.
     """
     from . import selection
 
@@ -69,16 +74,16 @@ def _parsed(sizes: str) -> tuple[int, ...]:
 
 
 def _measure(
-    command: str, spec_of: Callable[[], Spec], run: Callable[[Spec, Path | None], None], json_path: Path | None
+    command: str, spec_of: Callable[[], Spec], run: Callable[[Spec], dict[str, Any]], json_path: Path | None
 ) -> None:
     """Measures, unless an option is wrong: then says so, and ends the command."""
-    from . import report
-
     try:
         spec = spec_of()
-        if json_path is not None:
-            report.check_writable(json_path)
+        check(json_path)
     except ValueError as error:
         complain(command, error)
         raise typer.Exit(EXIT_FAILED) from error
-    run(spec, json_path)
+    table = sys.stderr if json_path == STDOUT else sys.stdout  # it is printed while the results come
+    with contextlib.redirect_stdout(table):
+        document = run(spec)
+    deliver(document, json_path, lambda: None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -32,18 +31,6 @@ _COLUMNS = (
     ("speedup", "(x)", 7),
 )
 _NOT_COUNTED = ("not-counted", "(%)", 11)  # share of the contributions, if a backend may lose some
-
-
-def check_writable(path: Path, option: str = "--json") -> None:
-    """Raises ValueError if the results cannot be written there. Call it before measuring."""
-    folder = path.parent
-    if path.is_dir() or not folder.is_dir():
-        problem = "that is a folder" if path.is_dir() else f"there is no folder {folder}"
-    elif not os.access(path if path.exists() else folder, os.W_OK):
-        problem = "no permission to write there"
-    else:
-        return
-    raise ValueError(f"{option} {str(path)!r}: {problem}; name a file that can be written")
 
 
 def _columns(spec: Spec) -> tuple[tuple[str, str, int], ...]:

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
-import json
 import sys
 from collections.abc import Callable
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -132,8 +130,8 @@ def lines_of(found: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def run(spec: SelectionSpec, json_path: Path | None = None) -> None:
-    """Measures, prints a table per size and kind of data, and writes the JSON."""
+def run(spec: SelectionSpec) -> dict[str, Any]:
+    """Measures, prints a table per size and kind of data, and returns all figures."""
     results: list[dict[str, Any]] = []
     facts = machine.facts()
     known = "{cpu}, {kernel}, torch {torch}, commlayer {commlayer}".format(**facts)
@@ -145,6 +143,4 @@ def run(spec: SelectionSpec, json_path: Path | None = None) -> None:
                 found = rows(spec, data, size)
                 print(*lines_of(found), sep="\n", flush=True)
                 results += found
-    if json_path is not None:
-        document = {"schema": SCHEMA, "command": list(spec.command or sys.argv), "machine": facts, "results": results}
-        json_path.write_text(json.dumps(document, indent=2) + "\n")
+    return {"schema": SCHEMA, "command": list(spec.command or sys.argv), "machine": facts, "results": results}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import importlib
-import json
 import os
 import re
 import signal
@@ -19,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from ...errors import CommError
+from ..json_output import STDOUT, deliver
 from . import machine, report
 from .backends import BackendError, open_backends
 from .measure import Bench, Measurement
@@ -90,9 +90,11 @@ def _run(spec: Spec) -> int:
     rank, world = dist.get_rank(), dist.get_world_size()
     facts = machine.facts()
 
+    table = sys.stderr if spec.json_path == str(STDOUT) else sys.stdout  # as under torchrun
+
     def show(*lines: str) -> None:
         if rank == 0:
-            print("\n".join(lines), flush=True)
+            print("\n".join(lines), file=table, flush=True)
 
     backends = open_backends(spec.backends, control, spec.timeout_s)
     _await_stress(spec, control)
@@ -110,7 +112,7 @@ def _run(spec: Spec) -> int:
     document = report.document(spec, world, facts, results)
     if rank == 0 and spec.json_path is not None:
         try:
-            Path(spec.json_path).write_text(json.dumps(document, indent=2) + "\n")
+            deliver(document, Path(spec.json_path), lambda: None)
         except OSError as error:
             raise OSError(f"--json {spec.json_path!r}: {error}") from error
     return EXIT_WRONG if document["wrong"] else EXIT_OK

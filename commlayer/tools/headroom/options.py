@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
 from ..complaint import EXIT_FAILED, complain
+from ..json_output import JsonOption
 
 
 def headroom(
-    command: Annotated[
-        list[str] | None, typer.Argument(metavar="-- COMMAND...", help="The job, as you start it")
-    ] = None,
+    command: Annotated[list[str] | None, typer.Argument(metavar="-- COMMAND", help="The job, as you start it")] = None,
     steps: Annotated[int, typer.Option(help="Measured steps in a row with the same communication")] = 4,
     rounds: Annotated[int, typer.Option(help="How often the kinds of communication take turns")] = 3,
     warmup: Annotated[int, typer.Option(help="Optimizer steps before the first measured one")] = 5,
     timeout_s: Annotated[float, typer.Option("--timeout", help="Seconds after which a run has failed")] = 600.0,
     least: Annotated[float, typer.Option(help="Share of the step below which there is little to win")] = 0.05,
-    json_path: Annotated[
-        Path | None, typer.Option("--json", "-J", help="File for all figures; -: standard output")
-    ] = None,
+    json_path: JsonOption = None,
 ) -> None:
     """Say the most that faster communication could win for a job, and by which remedy.
 

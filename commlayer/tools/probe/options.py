@@ -11,6 +11,7 @@ from rich.console import Console
 
 from ..bench.sizes import parse_size
 from ..complaint import EXIT_FAILED, complain
+from ..json_output import JsonOption
 
 
 def probe(
@@ -18,9 +19,7 @@ def probe(
     burst: Annotated[str, typer.Option(help="Most bytes of a burst; each path gets two in each direction")] = "8M",
     packets: Annotated[int, typer.Option(help="Packets by which losses are counted, per path and direction")] = 2000,
     ports: Annotated[int, typer.Option(help="Source ports by which parallel links are looked for; 1: none")] = 8,
-    json_path: Annotated[
-        Path | None, typer.Option("--json", "-J", help="File for all figures; -: standard output")
-    ] = None,
+    json_path: JsonOption = None,
     png_path: Annotated[Path | None, typer.Option("--png", help="File for a heat map (matplotlib)")] = None,
     hosts: Annotated[str | None, typer.Option(help="Comma-separated hosts, on which ssh starts the ranks")] = None,
     ssh: Annotated[str, typer.Option(help="With --hosts: ssh and its options")] = "ssh -o BatchMode=yes",

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import Annotated, Any
 
 import typer
 
 from ..job_key import SecretOption
+from ..json_output import JsonOption, check, deliver
 from .options import EXIT_FAILED, INTERRUPTED, AddressOption, KeyOption, StoreOption, connect
 
 EXIT_REFUSED = 1
@@ -24,7 +24,7 @@ def ctl(
     timeout_s: Annotated[
         float, typer.Option("--timeout", min=1, max=600, help="Seconds after which the change is dropped")
     ] = 60.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON")] = False,
+    json_path: JsonOption = None,
 ) -> None:
     """Change a running job, on all ranks at one step: loss bound, codec or priority of its gradients, or pause a path.
 
@@ -34,13 +34,14 @@ def ctl(
 
     commlayer ctl pause eth1 --store 10.0.0.1:29500 lets data avoid that interface, on all ranks.
 
-    Exit status: 0 if all ranks have changed; 1 if the job refused; 2 if it does not answer.
+    Exit status: 0 if all ranks have changed; 1 if the job refused; 2 if it does not answer or the command is wrong.
     """
     from ...errors import CommError
     from ...telemetry.control import parse
     from .client import NoAnswerError
 
     try:
+        check(json_path)
         asked = {"name": name, "value": parse(name, value), "timeout_s": timeout_s}
         client = connect(store, address, key, secret_file)
         client.view()  # says at once if nobody answers
@@ -53,10 +54,12 @@ def ctl(
     except KeyboardInterrupt:
         print(f"commlayer ctl: the ranks may still make the change, for up to {timeout_s:g} s", file=sys.stderr)
         raise typer.Exit(INTERRUPTED) from None
-    if as_json:
-        print(json.dumps(found))
-    elif found["applied"]:
-        print(f"{name} {value}: applied by {found['ranks']} ranks before step {_steps(found)}")
+
+    def show() -> None:
+        if found["applied"]:
+            print(f"{name} {value}: applied by {found['ranks']} ranks before step {_steps(found)}")
+
+    deliver(found, json_path, show)
     if not found["applied"]:
         print(f"commlayer ctl: {name} {value}: {found['error']}", file=sys.stderr)
         raise typer.Exit(EXIT_REFUSED)

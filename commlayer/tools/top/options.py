@@ -9,11 +9,12 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import IO, Annotated, Any
 
 import typer
 
 from ..job_key import SecretOption, job_key
+from ..json_output import JsonOption, check, stream
 from .summary import summarize
 from .table import lines
 
@@ -53,7 +54,7 @@ def top(
     key: KeyOption = None,
     secret_file: SecretOption = None,
     once: Annotated[bool, typer.Option("--once", help="Print one table, and end")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line, with all ranks")] = False,
+    json_path: JsonOption = None,
     paths: Annotated[bool, typer.Option("--paths", help="Interfaces and paths of each rank, too")] = False,
     rows: Annotated[
         int | None, typer.Option(min=0, help="Most lines of a table; 0: all (default: the terminal's)")
@@ -71,6 +72,8 @@ def top(
 
     Example: commlayer top --store 10.0.0.1:29500
 
+    For scripts: commlayer top --store 10.0.0.1:29500 --json - prints an object per line, with all ranks.
+
     Exit status: 0; 2 if the job gives no samples.
     """
     from ...errors import CommError
@@ -79,12 +82,13 @@ def top(
     from .web import serve
 
     try:
+        check(json_path)
         _check(
             web,
             port,
             {
                 "--once": once,
-                "--json": as_json,
+                "--json": json_path is not None,
                 "--paths": paths,
                 "--rows": rows is not None,
                 "--tensorboard": tensorboard is not None,
@@ -95,17 +99,18 @@ def top(
         found = first(client)
         if web:
             serve(client, port, interval_s, lambda text: print(f"commlayer top: {text}", file=sys.stderr))
-        while True:
-            show(found, as_json=as_json, once=once, rows=rows, paths=paths)
-            if scalars is not None:
-                scalars.write(found)
-            if once:
-                return
-            time.sleep(interval_s)
-            found = summarize(client.view())
-            if found["job"]["live"] == 0:
-                print("commlayer top: the job has ended", file=sys.stderr)
-                return
+        with stream(json_path) as json_file:
+            while True:
+                show(found, json_file, once=once, rows=rows, paths=paths)
+                if scalars is not None:
+                    scalars.write(found)
+                if once:
+                    return
+                time.sleep(interval_s)
+                found = summarize(client.view())
+                if found["job"]["live"] == 0:
+                    print("commlayer top: the job has ended", file=sys.stderr)
+                    return
     except (ValueError, CommError, NoAnswerError) as error:
         print(f"commlayer top: {error}", file=sys.stderr)
         raise typer.Exit(EXIT_FAILED) from error
@@ -134,11 +139,13 @@ def first(client: Any, patience_s: float = 5.0) -> dict[str, Any]:
         time.sleep(0.1)
 
 
-def show(found: dict[str, Any], *, as_json: bool, once: bool, rows: int | None, paths: bool) -> None:
-    """Writes a view to stdout: as JSON, as a table, or on a terminal over the table before."""
-    if as_json:
-        print(json.dumps(found), flush=True)
-        return
+def show(found: dict[str, Any], json_file: IO[str] | None, *, once: bool, rows: int | None, paths: bool) -> None:
+    """Writes a view: a line of JSON, if there is a file for it; and a table, unless the file is stdout. On a terminal
+    over the table before."""
+    if json_file is not None:
+        print(json.dumps(found), file=json_file, flush=True)
+        if json_file is sys.stdout:
+            return
     is_live = sys.stdout.isatty() and not once and os.environ.get("TERM", "dumb") != "dumb"
     limit = (shutil.get_terminal_size().lines - 1 if is_live else 0) if rows is None else rows
     text = "\n".join(lines(found, limit=limit, paths=paths))

@@ -11,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from ..complaint import EXIT_FAILED, complain
+from ..json_output import JsonOption, deliver
 
 if TYPE_CHECKING:
     from .arm import Arm
@@ -19,9 +20,7 @@ if TYPE_CHECKING:
 
 
 def tune(
-    command: Annotated[
-        list[str] | None, typer.Argument(metavar="-- COMMAND...", help="The job, as you start it")
-    ] = None,
+    command: Annotated[list[str] | None, typer.Argument(metavar="-- COMMAND", help="The job, as you start it")] = None,
     allow: Annotated[
         str, typer.Option(help="Changes of the numerics that may be tried: some of lossy,compressed,stale")
     ] = "",
@@ -31,9 +30,7 @@ def tune(
     timeout_s: Annotated[float, typer.Option("--timeout", help="Seconds after which a run has failed")] = 600.0,
     out: Annotated[Path, typer.Option("--out", "-o", help="File of settings to write")] = Path("commlayer.toml"),
     force: Annotated[bool, typer.Option("--force", help="Write over that file")] = False,
-    json_path: Annotated[
-        Path | None, typer.Option("--json", "-J", help="File for all figures; -: standard output")
-    ] = None,
+    json_path: JsonOption = None,
 ) -> None:
     """Find settings with which a job is faster, and write them to commlayer.toml, which the job then reads.
 
@@ -47,12 +44,13 @@ def tune(
 
     With several hosts, start it on each of them, around the same torchrun command.
 
-    Exit status: 0, also if nothing is faster; 2 on errors. Needs optuna: pip install optuna.
+    It needs optuna: pip install optuna.
+
+    Exit status: 0, also if nothing is faster; 2 on errors.
     """
     from ...errors import ConfigError
     from ..headroom.command import is_reporter
     from ..job.trial import TrialError
-    from ..json_output import deliver
     from . import command as tuning
 
     console = Console(stderr=True, highlight=False, markup=False)

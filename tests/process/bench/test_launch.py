@@ -27,6 +27,13 @@ def rows(output: str) -> list[list[str]]:
     return [line.split() for line in output.splitlines() if not line.startswith("#")]
 
 
+def test_standard_output_has_the_figures_alone() -> None:
+    done = bench("all_reduce", "--backends", "gloo", "--sizes", "4K", "--json", "-", *SHORT)
+    assert done.returncode == 0, done.stderr
+    assert [each["size_bytes"] for each in json.loads(done.stdout)["results"]] == [4096]
+    assert "0 OK" in done.stderr
+
+
 def test_two_ranks_of_gloo(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     done = bench("all_reduce", "--backends", "gloo", "--sizes", "4K,1000", "--json", str(out), *SHORT)

@@ -17,7 +17,7 @@ def test_ranks_import_the_package_of_the_launcher(monkeypatch: pytest.MonkeyPatc
     environments: list[dict[str, str]] = []
 
     @contextlib.contextmanager
-    def process(_command: list[str], environment: dict[str, str], _log: Any) -> Iterator[Any]:
+    def process(_command: list[str], environment: dict[str, str], _log: Any, _table: Any) -> Iterator[Any]:
         environments.append(environment)
         yield SimpleNamespace(poll=lambda: 0, returncode=0)
 

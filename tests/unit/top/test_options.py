@@ -21,7 +21,7 @@ from commlayer.tools import cli
         ("top --store nonsense", "'nonsense': use HOST:PORT"),
         ("top --key zz --address 127.0.0.1:5", "--key 'zz': use 32 hex digits"),
         ("top --store 127.0.0.1:5 --key 00", "--store and --key both give the key"),
-        ("top --web --once --json", "--once, --json has no effect there"),
+        ("top --web --once --json -", "--once, --json has no effect there"),
         ("top --web --tensorboard board", "--tensorboard has no effect there"),
         ("top --port 8000", "--port 8000 is the port of a page: add --web"),
         ("ctl loss-bound much --store 127.0.0.1:5", "loss-bound much: use a number"),

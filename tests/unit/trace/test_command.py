@@ -25,7 +25,7 @@ def job(folder: Path) -> list[str]:
 
 def test_files_become_one_trace(tmp_path: Path) -> None:
     output = tmp_path / "all.json"
-    result = RUNNER.invoke(cli.app, ["trace", *job(tmp_path), "-o", str(output), "--json"])
+    result = RUNNER.invoke(cli.app, ["trace", *job(tmp_path), "-o", str(output), "--json", "-"])
     assert result.exit_code == 0
     found = json.loads(result.stdout)
     assert (found["output"], found["warnings"]) == (str(output), [])
