@@ -6,47 +6,87 @@
     python -m bench.against --table                     only the table of the kept rows
 
 The other commit is built in a git worktree in a temporary folder, with the packages of this virtual environment. Both
-commits run the same programs (bench/against_job.py of this checkout), each with its own package and native code: A B,
+commits run the same programs (bench/jobs/against.py of this checkout), each with its own package and native code: A B,
 B A, A B and so on. A round has one turn of each, with new ranks, and gives one ratio. The exit status is 1 where a case
 is slower by more than 3 %, with the whole interval, or fails on this checkout. CPU time decides nothing.
 """
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import dataclasses
 import os
 import statistics
-import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from bench import fabric
-from bench.against_cases import CASES, CannotRunError, Case, Taken, Tree
 from bench.harness.matrix import time_text
+from bench.harness.options import options
 from bench.harness.page import write_between
 from bench.harness.results import read_results, write_results
+from bench.harness.tree import ROOT, CannotRunError, Case, Taken, Tree, UnknownCommitError, abbreviated, checkout
 from bench.harness.turns import about_rounds, interval, today
 from commlayer.tools.bench import machine
 from commlayer.tools.emulate.namespace import EmulationError
 from commlayer.tools.emulate.network import Network
 from commlayer.tools.emulate.ranks import terminable
 
-ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench/results/speed.json"
 PAGE = ROOT / "docs/speed.md"
 ROUNDS = 6
 """The fewest whose smallest and largest ratio enclose the median with 95 %."""
 LIMIT = 1.03
 """The ratio that is no loss yet."""
+UDP = {"COMMLAYER_SHM": "0", "COMMLAYER_IFNAME": "lo"}
+SIZES = {"4K": (4096, 1000, 100), "1M": (1 << 20, 100, 10), "16M": (16 << 20, 12, 2)}
+"""Bytes, calls and discarded calls of an all-reduce in a loop."""
+GAP_S = 0.002
+SEEDS = (1, 2, 3)
 
 
-class UnknownCommitError(ValueError):
-    """The repository has no such commit."""
+def loopback(wire: str, environ: dict[str, str]) -> dict[str, Case]:
+    """All-reduces of two ranks in a loop, and with pauses."""
+    found = {}
+    for size, (size_bytes, iters, warmup) in SIZES.items():
+        for how, gap_s in (("loop", 0.0), ("spaced", GAP_S)):
+            arguments: dict[str, float] = {
+                "size_bytes": size_bytes,
+                "iters": min(iters, 250) if gap_s else iters,
+                "warmup": warmup,
+            }
+            if gap_s:
+                arguments["gap_s"] = gap_s
+            title = f"all-reduce of {size}iB, {wire}, {'pauses of 2 ms' if gap_s else 'in a loop'}"
+            found[f"{wire}-{size}-{how}"] = Case(
+                title, "all_reduce", tuple(arguments.items()), environ=tuple(environ.items())
+            )
+    return found
+
+
+def emulated(title: str, scenario: str, loss: float | None = None) -> Case:
+    """An all-reduce of 8 MiB on four hosts."""
+    arguments = (("size_bytes", 8 << 20), ("iters", 5), ("warmup", 2))
+    return Case(f"all-reduce of 8 MiB, 4 hosts, 200 Mbit/s, {title}", "all_reduce", arguments, 4, (), scenario, loss)
+
+
+CASES = {
+    **loopback("shm", {"COMMLAYER_SHM": "1"}),
+    **loopback("udp", UDP),
+    "p2p-4K": Case("4 KiB to a rank and back", "p2p", (("size_bytes", 4096), ("iters", 1000), ("warmup", 100))),
+    "p2p-4M": Case("4 MiB to a rank and back", "p2p", (("size_bytes", 4 << 20), ("iters", 30), ("warmup", 5))),
+    "ddp": Case("step of DDP, 8 MiB of gradients", "ddp", (("width", 512), ("iters", 40), ("warmup", 5))),
+    "pipeline": Case("step of 1F1B, 8 micro-batches", "pipeline", (("width", 512), ("iters", 40), ("warmup", 5))),
+    "start": Case("start of 16 ranks", "start", ranks=16),
+    "memory": Case(
+        "peak memory, 4 ranks, 16 MiB", "memory", (("size_bytes", 16 << 20), ("iters", 5)), ranks=4, unit="bytes"
+    ),
+    "clean": emulated("no loss", "clean200"),
+    "loss1": emulated("1 % loss", "loss1"),
+    "loss3": emulated("3 % loss", "loss1", 0.03),
+    "incast": emulated("incast", "incast_cross"),
+    **{f"fabric-{seed}": Case(f"fabric, all-to-owner, seed {seed}", seed=seed) for seed in SEEDS},
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,6 +172,19 @@ def text(value: float, case: Case) -> str:
     return f"{value / 2**20:.1f} MiB" if case.unit == "bytes" else time_text(value)
 
 
+def turn(tree: Tree, case: Case, network: Network | None) -> Taken:
+    """One turn of a commit. Raises CannotRunError."""
+    if not case.is_exact:
+        return tree.take(case, network)
+    try:
+        found = fabric.run(fabric.CASES["direct"], "reliable", case.seed, quick=False, tree=tree.path)
+    except (OSError, RuntimeError) as error:
+        raise CannotRunError(tree, str(error)) from None
+    if "unfinished" in found:
+        raise CannotRunError(tree, found["unfinished"])
+    return Taken(found["collectives"]["mean_us"], 0.0)
+
+
 def compare(name: str, other: Tree, own: Tree, rounds: int) -> Row:
     """Runs a case on both, in turns; a second time if it looks slower. Then the second measurement alone counts."""
     case = CASES[name]
@@ -152,36 +205,9 @@ def pairs(case: Case, network: Network | None, other: Tree, own: Tree, rounds: i
     """The turns of each round: the other commit's, and this checkout's. Raises CannotRunError."""
     found = []
     for number in range(1 if case.is_exact else rounds + case.discards):
-        turns = {tree: tree.take(case, network) for tree in (other, own)[:: 1 if number % 2 == 0 else -1]}
+        turns = {tree: turn(tree, case, network) for tree in (other, own)[:: 1 if number % 2 == 0 else -1]}
         found.append((turns[other], turns[own]))
     return found[0 if case.is_exact else case.discards :]
-
-
-@contextlib.contextmanager
-def checkout(commit: str) -> Iterator[Path]:
-    """A worktree of the commit in a temporary folder. Raises UnknownCommitError if there is no such commit."""
-    with tempfile.TemporaryDirectory(prefix="commlayer-against-") as folder:
-        path = Path(folder, "tree")
-        done = git("worktree", "add", "--quiet", "--detach", str(path), commit)
-        if done.returncode:
-            raise UnknownCommitError(f"git has no worktree of {commit}: {done.stderr.strip()}")
-        try:
-            yield path
-        finally:
-            git("worktree", "remove", "--force", str(path))
-
-
-def git(*words: str) -> subprocess.CompletedProcess[str]:
-    """A git command in this checkout."""
-    return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True)
-
-
-def abbreviated(commit: str) -> str:
-    """The commit as people write it. Raises UnknownCommitError if there is no such commit."""
-    done = git("rev-parse", "--verify", "--quiet", "--short=7", f"{commit}^{{commit}}")
-    if done.returncode:
-        raise UnknownCommitError(f"{commit} is no commit of this repository: name one that `git log` shows")
-    return done.stdout.strip()
 
 
 def measure(commit: str, names: Sequence[str], rounds: int, report: Callable[[Row], None]) -> list[Row]:
@@ -247,12 +273,9 @@ def say(line: str) -> None:
 
 def main() -> int:
     """Exit status: 1 if a case is slower or fails on this checkout, 2 if the other commit cannot be built."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, only=CASES, rounds=ROUNDS, table=True)
     parser.add_argument("commit", nargs="?", help="the other commit")
-    parser.add_argument("--only", action="append", choices=list(CASES), metavar="CASE", help=", ".join(CASES))
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="turns of each commit (default: %(default)s)")
     parser.add_argument("--keep", metavar="RELEASE", help="keep the rows, and write docs/speed.md")
-    parser.add_argument("--table", action="store_true", help="run nothing, write docs/speed.md")
     given = parser.parse_args()
     if given.table:
         write_page()

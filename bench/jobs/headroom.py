@@ -8,7 +8,6 @@ The setting `plain` is the job of a user who does not know commlayer: DDP on glo
 
 from __future__ import annotations
 
-import argparse
 import os
 
 import torch
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import commlayer
+from bench.harness.options import options
 from bench.harness.turns import Accelerator
 from commlayer.config import Policy
 
@@ -61,7 +61,7 @@ def train(setting: str, width: int, forward_ms: float, slow_ms: float, bucket_mb
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = options(__doc__)
     parser.add_argument("--setting", default="plain", help="plain, commlayer, a codec, overlap, overlap+CODEC")
     parser.add_argument("--width", type=int, default=256, help="of each layer")
     parser.add_argument("--forward-ms", type=float, default=10.0, help="of a layer; its backward pass takes twice that")

@@ -8,7 +8,6 @@ The ranks run all jobs, so that torch is loaded once; each job has its own proce
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import faulthandler
 import functools
@@ -31,6 +30,7 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 import commlayer
+from bench.harness.options import options
 from commlayer.tools.bench.papers import policy_of
 from commlayer.tools.emulate.network import Network
 from commlayer.tools.emulate.ranks import run, terminable
@@ -253,7 +253,7 @@ def measure(scenario: Scenario, jobs: Sequence[Job], folder: Path, *, name: str)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("jobs", type=Path, help="a JSON list of jobs, see Job")
     parser.add_argument("logs", type=Path, help="file to which rank 0 adds a line of JSON per job")
     parser.add_argument("--limit", type=float, default=JOB_LIMIT_S, help="seconds per job (default: %(default)s)")

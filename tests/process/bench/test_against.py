@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.against import ROUNDS, checkout, compare
-from bench.against_cases import CASES, CannotRunError, Tree
+from bench.against import CASES, ROUNDS, compare
+from bench.harness.tree import CannotRunError, Tree, checkout
 from tests import ROOT
 
 SLOW = """

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from bench import against
-from bench.against import Change, Row, compare, history, kept_row
-from bench.against_cases import CASES, CannotRunError, Taken, Tree, taken
+from bench.against import CASES, Change, Row, compare, history, kept_row
+from bench.harness.tree import CannotRunError, Taken, Tree, taken
 from commlayer.tools.bench import machine
 
 OTHER, OWN = Tree(Path("other"), "other"), Tree(Path("own"), "own")

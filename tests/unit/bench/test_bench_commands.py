@@ -37,3 +37,12 @@ def test_all_commands_in_pages_and_scripts_are_there() -> None:
     }
     assert {"bench.stress", "bench.jobs.headroom"} <= named
     assert [name for name in sorted(named) if importlib.util.find_spec(name) is None] == []
+
+
+def test_one_place_makes_parsers() -> None:
+    """But for the script of a new user, which is started by its path and imports nothing of bench."""
+    made = [path for path in (ROOT / "bench").rglob("*.py") if "ArgumentParser(" in path.read_text(encoding="utf-8")]
+    assert sorted(path.relative_to(ROOT / "bench").as_posix() for path in made) == [
+        "harness/options.py",
+        "jobs/new_user.py",
+    ]

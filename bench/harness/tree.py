@@ -1,4 +1,4 @@
-"""The cases of bench/against.py, and how one commit's built tree runs one of them."""
+"""`Tree`: a commit, built in its own folder, which runs cases with its own package and native code."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from bench import fabric
 from commlayer.tools.emulate.network import Network
 from commlayer.tools.emulate.ranks import run as run_ranks
 from commlayer.tools.emulate.scenario import Scenario
 
-JOB = Path(__file__).with_name("against_job.py")
-UDP = {"COMMLAYER_SHM": "0", "COMMLAYER_IFNAME": "lo"}
-SIZES = {"4K": (4096, 1000, 100), "1M": (1 << 20, 100, 10), "16M": (16 << 20, 12, 2)}
-"""Bytes, calls and discarded calls of an all-reduce in a loop."""
-GAP_S = 0.002
-SEEDS = (1, 2, 3)
+ROOT = Path(__file__).parents[2]
+JOB = ROOT / "bench/jobs/against.py"
+
+
+class UnknownCommitError(ValueError):
+    """The repository has no such commit."""
 
 
 class CannotRunError(RuntimeError):
@@ -82,50 +82,6 @@ class Case:
         return Network(scenario)
 
 
-def loopback(wire: str, environ: dict[str, str]) -> dict[str, Case]:
-    """All-reduces of two ranks in a loop, and with pauses."""
-    found = {}
-    for size, (size_bytes, iters, warmup) in SIZES.items():
-        for how, gap_s in (("loop", 0.0), ("spaced", GAP_S)):
-            arguments: dict[str, float] = {
-                "size_bytes": size_bytes,
-                "iters": min(iters, 250) if gap_s else iters,
-                "warmup": warmup,
-            }
-            if gap_s:
-                arguments["gap_s"] = gap_s
-            title = f"all-reduce of {size}iB, {wire}, {'pauses of 2 ms' if gap_s else 'in a loop'}"
-            found[f"{wire}-{size}-{how}"] = Case(
-                title, "all_reduce", tuple(arguments.items()), environ=tuple(environ.items())
-            )
-    return found
-
-
-def emulated(title: str, scenario: str, loss: float | None = None) -> Case:
-    """An all-reduce of 8 MiB on four hosts."""
-    arguments = (("size_bytes", 8 << 20), ("iters", 5), ("warmup", 2))
-    return Case(f"all-reduce of 8 MiB, 4 hosts, 200 Mbit/s, {title}", "all_reduce", arguments, 4, (), scenario, loss)
-
-
-CASES = {
-    **loopback("shm", {"COMMLAYER_SHM": "1"}),
-    **loopback("udp", UDP),
-    "p2p-4K": Case("4 KiB to a rank and back", "p2p", (("size_bytes", 4096), ("iters", 1000), ("warmup", 100))),
-    "p2p-4M": Case("4 MiB to a rank and back", "p2p", (("size_bytes", 4 << 20), ("iters", 30), ("warmup", 5))),
-    "ddp": Case("step of DDP, 8 MiB of gradients", "ddp", (("width", 512), ("iters", 40), ("warmup", 5))),
-    "pipeline": Case("step of 1F1B, 8 micro-batches", "pipeline", (("width", 512), ("iters", 40), ("warmup", 5))),
-    "start": Case("start of 16 ranks", "start", ranks=16),
-    "memory": Case(
-        "peak memory, 4 ranks, 16 MiB", "memory", (("size_bytes", 16 << 20), ("iters", 5)), ranks=4, unit="bytes"
-    ),
-    "clean": emulated("no loss", "clean200"),
-    "loss1": emulated("1 % loss", "loss1"),
-    "loss3": emulated("3 % loss", "loss1", 0.03),
-    "incast": emulated("incast", "incast_cross"),
-    **{f"fabric-{seed}": Case(f"fabric, all-to-owner, seed {seed}", seed=seed) for seed in SEEDS},
-}
-
-
 class Tree:
     """A checkout that runs cases, each with its own package and its own native code."""
 
@@ -161,9 +117,7 @@ class Tree:
                 raise CannotRunError(self, f"{' '.join(command)}: {' / '.join(last)}")
 
     def take(self, case: Case, network: Network | None) -> Taken:
-        """One turn. Raises CannotRunError."""
-        if case.is_exact:
-            return self._fabric(case.seed)
+        """One turn of a case with a `kind`. Raises CannotRunError."""
         with tempfile.TemporaryDirectory() as folder:
             request: dict[str, Any] = {
                 "kind": case.kind,
@@ -178,15 +132,6 @@ class Tree:
                 self._emulate(network, json.dumps(request))
             found = [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(case.ranks)]
         return taken(found, is_spaced="gap_s" in request["arguments"], unit=case.unit)
-
-    def _fabric(self, seed: int) -> Taken:
-        try:
-            found = fabric.run(fabric.CASES["direct"], "reliable", seed, quick=False, tree=self.path)
-        except (OSError, RuntimeError) as error:
-            raise CannotRunError(self, str(error)) from None
-        if "unfinished" in found:
-            raise CannotRunError(self, found["unfinished"])
-        return Taken(found["collectives"]["mean_us"], 0.0)
 
     def _fork(self, request: str) -> None:
         if self._server is None:
@@ -229,3 +174,30 @@ def taken(found: list[dict[str, Any]], *, is_spaced: bool, unit: str) -> Taken:
     else:
         value = max(statistics.median(each["values"]) for each in found)
     return Taken(value if unit == "bytes" else 1e6 * value, cpu_us)
+
+
+@contextlib.contextmanager
+def checkout(commit: str) -> Iterator[Path]:
+    """A worktree of the commit in a temporary folder. Raises UnknownCommitError if there is no such commit."""
+    with tempfile.TemporaryDirectory(prefix="commlayer-against-") as folder:
+        path = Path(folder, "tree")
+        done = git("worktree", "add", "--quiet", "--detach", str(path), commit)
+        if done.returncode:
+            raise UnknownCommitError(f"git has no worktree of {commit}: {done.stderr.strip()}")
+        try:
+            yield path
+        finally:
+            git("worktree", "remove", "--force", str(path))
+
+
+def git(*words: str) -> subprocess.CompletedProcess[str]:
+    """A git command in this checkout."""
+    return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True)
+
+
+def abbreviated(commit: str) -> str:
+    """The commit as people write it. Raises UnknownCommitError if there is no such commit."""
+    done = git("rev-parse", "--verify", "--quiet", "--short=7", f"{commit}^{{commit}}")
+    if done.returncode:
+        raise UnknownCommitError(f"{commit} is no commit of this repository: name one that `git log` shows")
+    return done.stdout.strip()

@@ -1,7 +1,7 @@
 """The measured ranks of bench/against.py: they use torch.distributed alone, so that they run on any commit's package.
 
-    python against_job.py TREE                          serves requests from its standard input, on loopback
-    python against_job.py TREE REQUEST                  one rank of an emulated network
+    python bench/jobs/against.py TREE                   serves requests from its standard input, on loopback
+    python bench/jobs/against.py TREE REQUEST           one rank of an emulated network
 
 TREE comes first on PYTHONPATH; a rank whose package lies elsewhere fails. A request is a JSON object on one line:
 `kind` (a key of KINDS), the `arguments` of its function, `ranks`, `environ` and `folder`. Each rank writes what it
