@@ -21,13 +21,15 @@ def test_kept_results_are_as_the_benchmarks_write_them(path: Path, tmp_path: Pat
 
 def test_every_run_has_a_line(tmp_path: Path) -> None:
     runs: list[dict[str, Any]] = [{"step_s": [0.1] * LINE, "system": name} for name in ("gloo", "commlayer")]
-    content = {"schema": 1, "machine": {"cores": 2}, "cases": {"small": {"runs": runs, "empty": [], "hosts": [1, 2]}}}
+    times = {f"setting {number}": number / 10 for number in range(LINE)}
+    case = {"runs": runs, "empty": [], "hosts": [1, 2], "steps_s": times}
+    content = {"schema": 1, "machine": {"cores": 2}, "cases": {"small": case}}
     path = tmp_path / "results.json"
     write_results(path, content)
     assert json.loads(path.read_text()) == content
     lines = path.read_text().splitlines()
-    assert [line.removesuffix(",") for line in lines if "step_s" in line] == [json.dumps(run) for run in runs]
-    assert {'"schema": 1,', '"machine": {"cores": 2},', '"hosts": [1, 2]'} <= set(lines)
+    assert [line.removesuffix(",") for line in lines if '"step_s"' in line] == [json.dumps(run) for run in runs]
+    assert {'"schema": 1,', '"machine": {"cores": 2},', '"hosts": [1, 2],', f'"steps_s": {json.dumps(times)}'} <= set(lines)
 
 
 def test_a_benchmark_begins_without_results(tmp_path: Path) -> None:
