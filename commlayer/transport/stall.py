@@ -16,10 +16,10 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.util import Finalize
-from typing import Any, Protocol
+from typing import Any
 
 from .call import Call, Calls
-from .counterpart import Counterparts, Questions, fields_of, name_of
+from .counterpart import Counterparts, Questions, Store, fields_of, name_of
 from .inquiry import name_ranks
 from .log import log
 from .places import place_of, where
@@ -39,16 +39,6 @@ ENDED_MAX = 64
 """Collectives that have ended, behind which no older one is looked for."""
 TOLD_MAX = 8
 """Late ranks that a warning names, and that get notes."""
-
-
-class Store(Protocol):
-    """The part of torch's Store that this module uses."""
-
-    def set(self, key: str, value: str) -> None: ...
-    def get(self, key: str) -> bytes: ...
-    def add(self, key: str, amount: int) -> int: ...
-    def check(self, keys: list[str]) -> bool: ...
-    def delete_key(self, key: str) -> bool: ...
 
 
 _guard = threading.Lock()

@@ -21,7 +21,7 @@ from commlayer.frontend.overlap.ddp import DdpOverlap
 from tests import ranks
 from tests.fake_transport import on_fake
 from tests.process import training_loop
-from tests.process.training_loop import NETWORK, STEPS, Make, check_same, one_step_late, run_both, usual
+from tests.process.training_loop import NETWORK, STEPS, Make, check_one_step_late, one_step, run_both, usual
 
 POLICY = commlayer.Policy(deterministic=True)
 FLAGS: dict[str, Any] = {"gradient_as_bucket_view": True, "bucket_cap_mb": 0.002}
@@ -196,9 +196,7 @@ def test_checkpoints_midway(rank: int, size: int) -> None:
 
     def loop(training: Trainer) -> None:
         for step in range(STEPS):
-            training.optimizer.zero_grad()
-            training.loss(step).backward()
-            training.optimizer.step()
+            one_step(training, step)
             if step == 1:
                 of_model = copy.deepcopy(training.model.module.state_dict())
             if step == 2:
@@ -217,9 +215,7 @@ def test_moving_averages_copies_and_evaluation(rank: int, size: int) -> None:
     def loop(training: Trainer) -> None:
         average = torch.optim.swa_utils.AveragedModel(training.model.module)
         for step in range(STEPS):
-            training.optimizer.zero_grad()
-            training.loss(step).backward()
-            training.optimizer.step()
+            one_step(training, step)
             training.model.eval()
             with torch.inference_mode(step % 2 == 0), torch.no_grad():
                 training.seen.append(training.model.module(torch.arange(5)).clone())
@@ -239,9 +235,7 @@ def test_a_forward_pass_that_fails(rank: int, size: int) -> None:
             with pytest.raises((IndexError, RuntimeError)):
                 training.model(torch.tensor([99, 99]))
             assert torch.overrides._get_current_function_mode() is None
-            training.optimizer.zero_grad()
-            training.loss(step).backward()
-            training.optimizer.step()
+            one_step(training, step)
 
     compare(rank, loop, broadcast_buffers=False)
 
@@ -268,18 +262,11 @@ def test_after_remove_the_loop_is_plain(rank: int, size: int) -> None:
 def test_staleness_one_is_the_rule_of_its_name(rank: int, size: int, codec: str) -> None:
     policy = commlayer.Policy(deterministic=True, codec=codec)
     plain = Trainer.of(rank, overlapped=False, make=OPTIMIZERS["SGD"], policy=policy)
-    one_step_late(plain)
     torch.manual_seed(1)
     model = DistributedDataParallel(Net(), **FLAGS)
     optimizer = OPTIMIZERS["SGD"](model.parameters())
     stale = Trainer(rank, commlayer.overlap(model, optimizer, policy, staleness=1), model, optimizer)
-    for step in range(STEPS):
-        stale.optimizer.zero_grad()
-        stale.loss(step).backward()
-        stale.optimizer.step()
-    for each in (plain, stale):
-        each.see_parameters()
-    check_same(plain, stale)
+    check_one_step_late(plain, stale)
 
 
 LAYERS = 5

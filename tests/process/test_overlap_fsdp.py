@@ -19,7 +19,7 @@ from commlayer.frontend.overlap.handle import Overlap
 from tests import ranks
 from tests.fake_transport import on_fake
 from tests.process import training_loop
-from tests.process.training_loop import NETWORK, STEPS, Make, check_same, one_step_late, run_both, usual
+from tests.process.training_loop import NETWORK, STEPS, Make, check_one_step_late, one_step, run_both, usual
 
 WIDTH, LAYERS = 24, 4
 
@@ -129,9 +129,7 @@ def test_evaluation_prefetch_and_a_failure(rank: int, size: int) -> None:
     def loop(training: Training) -> None:
         training.model[0].set_modules_to_forward_prefetch([training.model[1]])
         for step in range(STEPS):
-            training.optimizer.zero_grad()
-            training.loss(step).backward()
-            training.optimizer.step()
+            one_step(training, step)
             with torch.no_grad():
                 training.seen.append(training.model(torch.ones(1, WIDTH)).clone())
         if training.handle is not None:
@@ -145,15 +143,8 @@ def test_evaluation_prefetch_and_a_failure(rank: int, size: int) -> None:
 def test_staleness_one_is_the_rule_of_its_name(rank: int, size: int) -> None:
     make = OPTIMIZERS["SGD"]
     plain = Training(rank, overlapped=False, make=make, options={})
-    one_step_late(plain)
     stale = Training(rank, overlapped=True, make=make, options={"staleness": 1})
-    for step in range(STEPS):
-        stale.optimizer.zero_grad()
-        stale.loss(step).backward()
-        stale.optimizer.step()
-    for each in (plain, stale):
-        each.see_parameters()
-    check_same(plain, stale)
+    check_one_step_late(plain, stale)
 
 
 @ranks.on(2, on_fake)
@@ -168,9 +159,7 @@ def test_classes_and_waits(rank: int, size: int) -> None:
     for step in range(3):
         left.clear()
         native.operations.clear()
-        training.optimizer.zero_grad()
-        training.loss(step).backward()
-        training.optimizer.step()
+        one_step(training, step)
         assert len(training.handle._deferred._claims) == 2 * LAYERS + 2
     assert left == [6, 4, 2, 0]  # the root's own parameters go first
     found = [(call.collective, priority) for call, _, priority in native.operations]

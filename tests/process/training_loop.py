@@ -55,13 +55,18 @@ def check_same(plain: Training, ours: Training) -> None:
         assert torch.equal(one, other), number
 
 
+def one_step(training: Training, step: int) -> None:
+    """A step of most jobs."""
+    training.optimizer.zero_grad()
+    training.loss(step).backward()
+    training.optimizer.step()
+
+
 def usual(training: Training) -> None:
     """The loop of most jobs."""
     scheduler = StepLR(training.optimizer, 1, 0.8)
     for step in range(STEPS):
-        training.optimizer.zero_grad()
-        training.loss(step).backward()
-        training.optimizer.step()
+        one_step(training, step)
         scheduler.step()
 
 
@@ -78,3 +83,13 @@ def one_step_late(training: Training) -> None:
                 parameter.grad = gradient
             training.optimizer.step()
         gradients = now
+
+
+def check_one_step_late(plain: Training, stale: Training) -> None:
+    """Fails unless staleness 1 is the rule of its name."""
+    one_step_late(plain)
+    for step in range(STEPS):
+        one_step(stale, step)
+    for each in (plain, stale):
+        each.see_parameters()
+    check_same(plain, stale)

@@ -55,6 +55,11 @@ class Run:
                 gradients: dict[Tensor, Tensor] = dict(zip(part, memory, strict=True))
                 self.deferred.add(PendingReduction(self.arrival(memory, values), gradients))
 
+    def one_step(self, step: int) -> None:
+        self.optimizer.zero_grad()
+        self.backward(step)
+        self.optimizer.step()
+
     def arrival(self, memory: list[Tensor], values: list[Tensor]) -> Callable[[], None]:
         def wait() -> None:
             self.waits += 1
@@ -124,9 +129,7 @@ def test_all_hyperparameters_are_those_of_step() -> None:
     def loop(run: Run) -> Iterator[list[Tensor]]:
         scheduler = OneCycleLR(run.optimizer, 0.1, total_steps=STEPS + 1)  # changes momentum, too
         for step in range(STEPS):
-            run.optimizer.zero_grad()
-            run.backward(step)
-            run.optimizer.step()
+            run.one_step(step)
             scheduler.step()
             for group in run.optimizer.param_groups:
                 group["weight_decay"] = 0.05 * step
@@ -138,9 +141,7 @@ def test_all_hyperparameters_are_those_of_step() -> None:
 def test_a_learning_rate_changed_in_place() -> None:
     def loop(run: Run) -> Iterator[list[Tensor]]:
         for step in range(STEPS):
-            run.optimizer.zero_grad()
-            run.backward(step)
-            run.optimizer.step()
+            run.one_step(step)
             for group in run.optimizer.param_groups:
                 group["lr"].mul_(0.5)
             yield run.forward(orders(step))
@@ -234,9 +235,7 @@ def test_parameters_of_no_reduction_are_stepped_at_once() -> None:
 def test_the_contexts_of_a_forward_pass_do_not_change_a_step(context: Callable[[], Any]) -> None:
     def loop(run: Run) -> Iterator[list[Tensor]]:
         for step in range(STEPS):
-            run.optimizer.zero_grad()
-            run.backward(step)
-            run.optimizer.step()
+            run.one_step(step)
             with context():
                 seen = run.forward(orders(step))
             yield [each.clone() for each in seen]
@@ -254,9 +253,7 @@ def test_other_hooks_of_the_optimizer_see_whole_steps() -> None:
 
         run.optimizer.register_step_post_hook(update)
         for step in range(STEPS):
-            run.optimizer.zero_grad()
-            run.backward(step)
-            run.optimizer.step()
+            run.one_step(step)
             yield run.forward(orders(step))
         yield average
 
