@@ -29,7 +29,7 @@ from .frontend.group.options import Options
 from .frontend.overlap.overlap import overlap
 from .frontend.pipelines import pipeline
 from .frontend.tensor_parallel import tp
-from .frontend.work.priority import priority
+from .frontend.work.context import priority
 from .loss.tolerance import ByLayer, BySteps, GradientNorm, Tolerance
 from .transport.flight import flight_record
 from .transport.stats import paths, stats

@@ -26,7 +26,6 @@ PORTS = ("pause", "resume")
 
 REFUSED = {
     "treatment": "residuals of the other treatment would stay unused; restart with the new Policy",
-    "protect-share": "restart with the new Policy",
     "algorithm": "restart with the new Policy",
     "deterministic": "restart with the new Policy",
     "exact-steps": "restart with the new Policy",

@@ -7,11 +7,13 @@ import os
 import socket
 from typing import Any, NamedTuple
 
-from . import buffers
 from .native import Engine, lib
 
 _UDP_SEGMENT = 103
 _UDP_GRO = 104
+
+BUFFER_BYTES = 8 << 20
+"""The size of either buffer, to receive and to send (`native/wire/udp.c`)."""
 
 
 class Socket(NamedTuple):
@@ -39,7 +41,7 @@ class Socket(NamedTuple):
     @property
     def advice(self) -> str:
         """The remedy for buffers that the kernel has clipped; empty if it has not."""
-        return buffers.advice(self.receive_bytes, self.send_bytes)
+        return buffer_advice(self.receive_bytes, self.send_bytes)
 
     def _offloads(self) -> list[tuple[str, bool]]:
         return [("GSO", self.has_gso), ("GRO", self.has_gro)]
@@ -72,3 +74,12 @@ def _has(opened: socket.socket, option: int) -> bool:
 
 def _mib(count: int) -> str:
     return f"{count / (1 << 20):.3g} MiB"
+
+
+def buffer_advice(receive_bytes: int, send_bytes: int) -> str:
+    """The remedy for buffers of these sizes; empty if they need none."""
+    granted = {"rmem_max": receive_bytes, "wmem_max": send_bytes}
+    clipped = [f"net.core.{name}={BUFFER_BYTES}" for name, size in granted.items() if size < BUFFER_BYTES]
+    if not clipped:
+        return ""
+    return f"the kernel clips socket buffers, so that bursts lose packets: sysctl -w {' '.join(clipped)}"

@@ -12,7 +12,7 @@ import torch.distributed._functional_collectives as funcol
 from torch.distributed.tensor import DeviceMesh, DTensor, Replicate, Shard
 
 import commlayer
-from commlayer.frontend.work.priority import ORDER_MAX, in_order
+from commlayer.frontend.work.context import ORDER_MAX, in_order
 from tests import fake_transport, ranks
 from tests.fake_transport import on_fake
 

@@ -10,10 +10,9 @@ import pytest
 
 from commlayer.frontend.group.report import advice
 from commlayer.transport import log as module
-from commlayer.transport.buffers import BUFFER_BYTES
 from commlayer.transport.log import begin, end, log
-from commlayer.transport.sockets import Socket, _read
-from commlayer.transport.uplink import Uplink
+from commlayer.transport.path_watch import Uplink
+from commlayer.transport.sockets import BUFFER_BYTES, Socket, _read
 
 
 @pytest.fixture(autouse=True)

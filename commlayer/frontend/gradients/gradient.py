@@ -33,7 +33,7 @@ from ...errors import ConfigError
 from ...loss.tolerance import Tolerance, bucket_loss_bound
 from ...scheduler.order import bucket_class
 from ..group.backend import CommProcessGroup
-from ..work.label import labelled
+from ..work.context import labelled
 from .candidates import LOW_RANK
 from .commit import Commit, Settled
 from .encoded import Encoded

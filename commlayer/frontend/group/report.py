@@ -21,9 +21,8 @@ from ...transport.call import Call, Calls
 from ...transport.kernels import kernels_level
 from ...transport.log import OFF, begin, log
 from ...transport.native import Engine
-from ...transport.path_watch import Watch, names_of_paths
+from ...transport.path_watch import Uplink, Watch, names_of_paths
 from ...transport.sockets import sockets
-from ...transport.uplink import Uplink
 
 SIZES = (4 << 10, 64 << 10, 1 << 20, 64 << 20)
 """Bytes of the all-reduces whose plans the log names."""

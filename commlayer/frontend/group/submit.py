@@ -26,8 +26,7 @@ from ...plans.plan import Plan
 from ...plans.select import Collective, Settings, plan_for
 from ...transport.base import DType, Group, Handle, Op, Qos, Request
 from ...transport.call import Call, Calls
-from ..work.label import current_label
-from ..work.priority import current_order, current_priority
+from ..work.context import current_label, current_order, current_priority
 from ..work.work import CommWork, JoinedHandle, ReceiveWork, join
 from .tensors import Kind, copy_back
 

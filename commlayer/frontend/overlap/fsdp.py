@@ -23,8 +23,8 @@ from ...config import Policy
 from ...errors import ConfigError
 from ...scheduler.gradient import PendingReduction
 from ..gradients.fsdp import GradientReduceScatter, WeightAllGather, check_policy, sharded_modules
+from ..work.context import labelled
 from ..work.dynamo import untraced
-from ..work.label import labelled
 from .handle import Overlap
 
 log = logging.getLogger("commlayer")

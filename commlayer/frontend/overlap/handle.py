@@ -20,8 +20,8 @@ from ...errors import ConfigError
 from ...scheduler.deferred import DeferredStep
 from ...scheduler.order import FirstUse, NextUse
 from ..group.backend import CommProcessGroup
+from ..work.context import in_order
 from ..work.dynamo import untraced
-from ..work.priority import in_order
 
 
 @untraced

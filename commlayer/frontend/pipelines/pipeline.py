@@ -7,7 +7,7 @@
 A stage's gradients are complete after its last backward pass. There the schedule calls `stage.perform_reduce_grad`,
 which now starts the reduction of the whole stage in one operation (scheduler/segment.py) and does not wait for it.
 
-- `defer=False`: `optimizer.step()` waits, or whatever reads a gradient before (scheduler/awaited.py).
+- `defer=False`: `optimizer.step()` waits, or whatever reads a gradient before (scheduler/deferred.py).
 - `defer=True`: the step of a stage's parameters is made before the next forward pass of this stage
   (scheduler/deferred.py). The stage that is needed first has the most urgent class.
 
@@ -32,8 +32,7 @@ from ...compress.optimizer import check_optimizer
 from ...config import Config, Policy
 from ...errors import ConfigError
 from ...scheduler.actions import Action, actions_of
-from ...scheduler.awaited import AwaitedStep
-from ...scheduler.deferred import DeferredStep, check_per_parameter
+from ...scheduler.deferred import AwaitedStep, DeferredStep, check_per_parameter
 from ...scheduler.order import stage_class
 from ..gradients.ddp import reduce_buffer
 from ..gradients.disabled import refuse
@@ -44,8 +43,8 @@ from ..overlap.fsdp import parameter_groups
 from ..overlap.handle import check_own_steps, hooks_of_states
 from ..overlap.overlap import check_staleness, check_stateless
 from ..overlap.started import Memories, Started
+from ..work.context import priority
 from ..work.dynamo import untraced
-from ..work.priority import priority
 from .fsdp import FsdpStage
 from .measure import measure as measure
 from .measure import stages_of

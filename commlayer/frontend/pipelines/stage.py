@@ -15,12 +15,10 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from ...errors import ConfigError
-from ...scheduler.awaited import AwaitedStep
-from ...scheduler.deferred import DeferredStep
+from ...scheduler.deferred import AwaitedStep, DeferredStep
 from ...scheduler.segment import Segment
+from ..work.context import in_order, labelled
 from ..work.dynamo import untraced
-from ..work.label import labelled
-from ..work.priority import in_order
 
 Reduce = Callable[[list[Tensor], bool, Tensor, int], Callable[[], None]]
 """Starts the average of the gradients of some parameters, in a flat buffer; whether it is the last one of the step; and

@@ -21,7 +21,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from torch.utils.hooks import RemovableHandle
 
 from ...errors import ConfigError
-from ..work.priority import priority
+from ..work.context import priority
 from .parts import Part, current_part
 
 LATENCY_CLASS = 0

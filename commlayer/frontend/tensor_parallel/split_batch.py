@@ -23,8 +23,8 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from ...errors import ConfigError
 from ..gradients.fsdp import sharded_modules
 from ..overlap.handle import is_compiled
+from ..work.context import priority
 from ..work.dynamo import untraced
-from ..work.priority import priority
 from .layers import LATENCY_CLASS, hook_layers
 from .megatron import hook_megatron
 from .parts import current_part, take_turns

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...transport import buffers
+from ...transport.sockets import buffer_advice
 from .packets import grow_buffers
 
 _SIOCETHTOOL = 0x8946
@@ -98,7 +98,7 @@ def notes(facts: Mapping[str, Mapping[str, Any]], rates_bps: Mapping[str, float]
 def _buffer_notes(facts: Mapping[str, Mapping[str, Any]], rates_bps: Mapping[str, float]) -> list[str]:
     by_advice: dict[str, list[str]] = {}
     for host, each in facts.items():
-        text = buffers.advice(each["receive_buffer_bytes"], each["send_buffer_bytes"])
+        text = buffer_advice(each["receive_buffer_bytes"], each["send_buffer_bytes"])
         if text and rates_bps.get(host, 0.0) >= _FAST_BPS:
             by_advice.setdefault(text, []).append(host)
     return [f"{joined(hosts)}: {text}" for text, hosts in by_advice.items()]

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ...transport.buffers import BUFFER_BYTES
+from ...transport.sockets import BUFFER_BYTES
 
 COOKIE_BYTES = 8
 HEADER = struct.Struct(f"!{COOKIE_BYTES}sB3xIIQ")

@@ -9,11 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from .align import Alignment
+from .background import paths, steps
 from .flows import Slice, arrows
 from .kineto import has_time, nanoseconds
 from .operation import Key, Operation, Record
-from .paths import paths
-from .steps import steps
 from .torch_events import moved
 from .tracks import MESSAGES_PLACE, Event, Tracks, group_name, lanes
 

@@ -29,7 +29,9 @@ def test_every_run_has_a_line(tmp_path: Path) -> None:
     assert json.loads(path.read_text()) == content
     lines = path.read_text().splitlines()
     assert [line.removesuffix(",") for line in lines if '"step_s"' in line] == [json.dumps(run) for run in runs]
-    assert {'"schema": 1,', '"machine": {"cores": 2},', '"hosts": [1, 2],', f'"steps_s": {json.dumps(times)}'} <= set(lines)
+    assert {'"schema": 1,', '"machine": {"cores": 2},', '"hosts": [1, 2],', f'"steps_s": {json.dumps(times)}'} <= set(
+        lines
+    )
 
 
 def test_a_benchmark_begins_without_results(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from commlayer.frontend.work.priority import current_priority
+from commlayer.frontend.work.context import current_priority
 from examples.megatron.segments import ByNextUse, Deferred, in_order
 
 WIDTH = 3

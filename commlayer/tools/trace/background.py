@@ -1,4 +1,4 @@
-"""The paths of the network, as the flight record of a rank has them."""
+"""What the flight record of a rank has besides operations: the steps of the training, and the paths of the network."""
 
 from __future__ import annotations
 
@@ -7,10 +7,20 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from .operation import PathReading, Record
-from .tracks import PATHS_PLACE, Event, Tracks
+from .tracks import PATHS_PLACE, STEPS_PLACE, Event, Tracks
 
 SENT = ("packets_sent", "packets_lost")
 DELAYS = ("round_trip_us", "queue_us")
+
+
+def steps(record: Record, shift_ns: int, tracks: Tracks, process: int) -> Iterator[Event]:
+    """A slice of each step, from the end of the optimizer's step before to that of its own."""
+    if len(record.steps) < 2:
+        return
+    where = {"pid": process, "tid": tracks.thread(process, "steps", STEPS_PLACE)}
+    for before, each in itertools.pairwise(record.steps):
+        span = {"ts": (before.ended_ns + shift_ns) / 1000, "dur": (each.ended_ns - before.ended_ns) / 1000}
+        yield {"ph": "X", "cat": "commlayer", "name": f"step {each.number}", **where, **span}
 
 
 def paths(record: Record, shift_ns: int, tracks: Tracks, process: int) -> Iterator[Event]:

@@ -1,4 +1,5 @@
-"""`priority(n)`: the class of service of operations that start in a context. `in_order`: their order within it."""
+"""What operations get from the context in which they start: `priority`, their class; `in_order`, their order within it;
+`labelled`, their name in the flight record and in traces."""
 
 from __future__ import annotations
 
@@ -10,8 +11,9 @@ from ...config import CLASS
 
 ORDER_MAX = (1 << 16) - 1
 
-_current: ContextVar[int | None] = ContextVar("commlayer.priority", default=None)
+_priority: ContextVar[int | None] = ContextVar("commlayer.priority", default=None)
 _order: ContextVar[int] = ContextVar("commlayer.order", default=0)
+_label: ContextVar[str] = ContextVar("commlayer.label", default="")
 
 
 @contextlib.contextmanager
@@ -34,16 +36,16 @@ def priority(n: int) -> Iterator[None]:
 
     Raises ConfigError, which names the value, for any other `n`.
     """
-    token = _current.set(CLASS.check(n, f"priority({n!r})"))
+    token = _priority.set(CLASS.check(n, f"priority({n!r})"))
     try:
         yield
     finally:
-        _current.reset(token)
+        _priority.reset(token)
 
 
 def current_priority() -> int | None:
     """The class of this context; None: there is none."""
-    return _current.get()
+    return _priority.get()
 
 
 @contextlib.contextmanager
@@ -63,3 +65,21 @@ def in_order(place: int) -> Iterator[None]:
 def current_order() -> int:
     """The place of operations of this context, 0 to ORDER_MAX."""
     return _order.get()
+
+
+@contextlib.contextmanager
+def labelled(text: str) -> Iterator[None]:
+    """Operations that start in this context are called `text`, unless an outer context has named them: `bucket 3`."""
+    if _label.get():
+        yield
+        return
+    token = _label.set(text)
+    try:
+        yield
+    finally:
+        _label.reset(token)
+
+
+def current_label() -> str:
+    """The name of operations of this context; empty: there is none."""
+    return _label.get()

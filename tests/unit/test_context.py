@@ -1,4 +1,4 @@
-"""`commlayer.priority`: which class a context gives to the operations that start in it."""
+"""What a context gives to the operations that start in it: their class, and their name in traces."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import commlayer
 from commlayer.frontend.device.pinned import PinnedCopies
 from commlayer.frontend.group.submit import Submitter
 from commlayer.frontend.group.tensors import MOVES
-from commlayer.frontend.work.priority import current_priority
+from commlayer.frontend.work.context import current_label, current_priority, labelled
 from commlayer.frontend.work.work import CommWork
 from commlayer.plans.settings import Settings
 from commlayer.transport.base import Request
@@ -134,3 +134,15 @@ def test_a_wrong_class_is_refused_by_name(value: Any) -> None:
     with pytest.raises(commlayer.ConfigError) as caught, commlayer.priority(value):
         pass
     assert f"priority({value!r}): use a whole number, 0 (most urgent) to 7" in str(caught.value)
+
+
+def test_the_outermost_name_counts() -> None:
+    """A pipeline names a segment, whose gradients then travel as a bucket."""
+    assert current_label() == ""
+    with labelled("segment 1 of stage 0"):
+        with labelled("bucket 0"):
+            assert current_label() == "segment 1 of stage 0"
+        assert current_label() == "segment 1 of stage 0"
+    with labelled("bucket 1"):
+        assert current_label() == "bucket 1"
+    assert current_label() == ""
