@@ -18,12 +18,14 @@ _FLOW = dict.fromkeys(("bytes_s", "sent", "lost", "received", "queue_us", "round
 _HOOK = {"steps": int, "loss_bound": float, "codec": str, "priority": int, "uncounted_bytes": float}
 _SAMPLE = {
     **dict.fromkeys(("rank", "world", "pid", "number"), int),
-    **dict.fromkeys(("time", "interval_s", "steps", "exposed_s", "oldest_s", "failed", "queue_us"), float),
+    **dict.fromkeys(
+        ("time", "interval_s", "steps", "exposed_s", "late_s", "lags_s", "oldest_s", "failed", "queue_us"), float
+    ),
     **dict.fromkeys(("sent_bytes_s", "received_bytes_s", "shared_bytes_s"), float),
     **dict.fromkeys(("packets", "lost", "retransmitted", "forgiven_bytes"), float),
     "host": str,
     "step": (int, None),
-    "step_s": (float, None),
+    **dict.fromkeys(("step_s", "exposed_step_s", "late_step_s"), (float, None)),
     "lags": [[int]],
     "paused": [str],
     "hooks": [_HOOK],

@@ -43,6 +43,8 @@ class Mark(NamedTuple):
     """The number of the step."""
     overlaps: bool
     """Whether the next forward pass runs while the gradients travel."""
+    waited_s: float = 0.0
+    """What the threads of Python had waited by then: see `Meter.waiting`."""
 
 
 class Meter:
@@ -108,7 +110,7 @@ class Meter:
 
     def _mark(self, mark: Mark) -> None:
         with self._lock:
-            self._marks.append(mark)
+            self._marks.append(mark._replace(waited_s=self._waited_s))
 
 
 meter = Meter()
@@ -121,42 +123,81 @@ class Exposure:
     It is the sum of three parts. Calls that return when the operation has ended, and `Work.wait()`: the time within.
     Futures, for which DDP waits in C++: in each step the time from the last submission to the last end, as no gradient
     is left to compute then. Waits on the stream of a device are not seen.
+
+    Figures of steps are of whole steps, wherever the times of two samples lie: a share of them cannot exceed the step.
+
+    A part of it is waiting for the rank that came last, which no faster network shortens. The engine counts these
+    waits over all operations, hidden ones included; those for which the training waited have the mean of them.
     """
 
     def __init__(self) -> None:
         self.exposed_s = 0.0
-        """Seconds so far."""
+        """Seconds so far, in steps and between them; without the futures, whose waits are known in steps only."""
+        self.late_s = 0.0
+        """The part of it that was waiting for late ranks."""
         self.steps = 0
         """Steps so far."""
         self.stepped_s = 0.0
         """Duration of these steps."""
+        self.exposed_in_steps_s = 0.0
+        """Exposed in these steps."""
+        self.late_in_steps_s = 0.0
+        """The part of it that was waiting for late ranks."""
         self.step: int | None = None
         """The number of the latest step; None: none is known."""
         self.oldest_s = 0.0
         """Age of the oldest collective in flight."""
         self._waited_s = 0.0
         self._last: dict[int, int] = {}
+        self._counts: dict[int, int] = {}
         self._marks: list[Mark] = []
+        self._lagged_s: float | None = None
+        self._waits_s = 0.0  # of the operations since steps were counted, for the rank that came last
+        self._operations = 0  # these operations
 
-    def update(self, meter: Meter, groups: Sequence[Calls]) -> None:
-        """Reads the latest waits, calls and steps."""
+    def update(self, meter: Meter, groups: Sequence[Calls], lagged_s: float = 0.0) -> None:
+        """Reads the latest waits, calls and steps. `lagged_s`: what the engine's operations have waited so far for the
+        rank that came last."""
         waited_s, marks = meter.read()
+        before_s = self.exposed_s
         self.exposed_s += waited_s - self._waited_s
         self._waited_s = waited_s
         calls = [list(group.collectives) for group in groups]
         for group, latest in zip(groups, calls, strict=True):
             self._returned(group, latest)
         self._last = {id(group): self._last[id(group)] for group in groups}
+        waits_s = max(
+            0.0, lagged_s - (lagged_s if self._lagged_s is None else self._lagged_s)
+        )  # new engines begin at 0
+        self._lagged_s = lagged_s
+        self.late_s += min(self.exposed_s - before_s, waits_s)
+        counts = {id(group): group.collective_count for group in groups}
+        self._waits_s += waits_s
+        self._operations += sum(count - self._counts.get(group, count) for group, count in counts.items())
+        self._counts = counts
         running = (call.elapsed_s() for latest in calls for call in latest[-LATEST:] if call.is_running())
         self.oldest_s = max(running, default=0.0)
         marks = self._marks = _leading([*self._marks, *marks])
         if not marks:
             return
         self.step = marks[-1].number
+        if len(marks) == 1:
+            return
         self.steps += len(marks) - 1
         self.stepped_s += marks[-1].at_s - marks[0].at_s
-        self.exposed_s += sum(tails(marks, [call for latest in calls for call in _since(latest, marks[0].at_s)]))
+        self._expose(marks, [call for latest in calls for call in _since(latest, marks[0].at_s)])
         del marks[:-1]
+
+    def _expose(self, marks: Sequence[Mark], calls: Sequence[Any]) -> None:
+        """Adds the exposed time of the steps between the marks."""
+        within = [call for call in calls if call.submitted_s < marks[-1].at_s]
+        returned_s = [call.ended_s - call.submitted_s for call in within if call.handle is None and call.ended_s]
+        tails_s = tails(marks, calls)
+        exposed_s = marks[-1].waited_s - marks[0].waited_s + sum(returned_s) + sum(tails_s)
+        waited_for = len(returned_s) + sum(each > 0 for each in tails_s) + sum(call.is_waited for call in within)
+        self.exposed_in_steps_s += exposed_s
+        self.late_in_steps_s += min(exposed_s, waited_for * self._waits_s / max(self._operations, 1))
+        self._waits_s, self._operations = 0.0, 0
 
     def _returned(self, group: Calls, latest: list[Any]) -> None:
         """Adds the calls that returned when their operation had ended."""

@@ -58,8 +58,11 @@ class Reading:
     """Payload of a full packet."""
     steps: int = 0
     exposed_s: float = 0.0
+    late_s: float = 0.0
     stepped_s: float = 0.0
     """Duration of the steps: one may be longer than the time between two samples."""
+    exposed_in_steps_s: float = 0.0
+    late_in_steps_s: float = 0.0
 
 
 def between(before: Reading, now: Reading) -> dict[str, Any]:
@@ -69,15 +72,13 @@ def between(before: Reading, now: Reading) -> dict[str, Any]:
     def count(name: str) -> int:
         return now.stats.get(name, 0) - before.stats.get(name, 0)
 
-    steps = now.steps - before.steps
-    exposed_s = now.exposed_s - before.exposed_s
     sent, lost = count("packets_sent"), max(0, count("packets_lost") - count("packets_spurious"))
     queues = [each.queue_us for each in now.paths.values()]
     return {
         "interval_s": round(passed_s, 3),
-        "steps": steps,
-        "step_s": round((now.stepped_s - before.stepped_s) / steps, 6) if steps else None,
-        "exposed_s": round(exposed_s, 6),
+        "steps": now.steps - before.steps,
+        "exposed_s": round(now.exposed_s - before.exposed_s, 6),
+        "late_s": round(now.late_s - before.late_s, 6),
         "sent_bytes_s": round(count("payload_bytes_sent") / passed_s),
         "received_bytes_s": round(count("payload_bytes_received") / passed_s),
         "shared_bytes_s": round(count("shared_bytes_received") / passed_s),
@@ -87,7 +88,23 @@ def between(before: Reading, now: Reading) -> dict[str, Any]:
         "forgiven_bytes": count("packets_given_up") * now.packet_bytes,
         "queue_us": max(queues, default=0),
         "failed": now.stats.get("operations_failed", 0),
+    }
+
+
+def in_steps(before: Reading, now: Reading) -> dict[str, Any]:
+    """The part of a sample that is of whole steps: means of one step, and the waits for the ranks that were late. None
+    instead of the means if no step has ended."""
+    steps = now.steps - before.steps
+
+    def mean(total_s: float) -> float | None:
+        return round(total_s / steps, 6) if steps else None
+
+    return {
+        "step_s": mean(now.stepped_s - before.stepped_s),
+        "exposed_step_s": mean(now.exposed_in_steps_s - before.exposed_in_steps_s),
+        "late_step_s": mean(now.late_in_steps_s - before.late_in_steps_s),
         "lags": _lags(before.lags, now.lags),
+        "lags_s": round(max(now.at_s - before.at_s, 1e-9), 3),
     }
 
 
@@ -154,12 +171,18 @@ class Sampler:
         self._turn = 0
         self._before = Reading(time.monotonic(), {}, {}, {})
         self._before = self._read()
+        self._counted = self._before
+        self._in_steps: dict[str, Any] | None = None
 
     def take(self) -> dict[str, Any]:
         """The sample of now."""
         engine = Engine.current()
         before, now = self._before, self._read()
         self._before = now
+        if self._in_steps is None or now.steps > self._counted.steps or now.steps == 0:
+            # Steps may be longer than the time between two samples, which then has none, or one that began before it.
+            self._in_steps = in_steps(self._counted, now)
+            self._counted = now
         self._number += 1
         sample: dict[str, Any] = {
             **self._fixed,
@@ -167,6 +190,7 @@ class Sampler:
             "time": round(time.time(), 3),
             "step": self._exposure.step,
             **between(before, now),
+            **self._in_steps,
             "oldest_s": round(self._exposure.oldest_s, 3),
             "paused": [] if engine is None else sorted(engine.paused),
             "hooks": [_hook(each) for each in meter.hooks()],
@@ -192,13 +216,23 @@ class Sampler:
         return sample
 
     def _read(self) -> Reading:
-        self._exposure.update(meter, [each.calls for each in recorder.groups()])
-        counted = self._exposure.steps, self._exposure.exposed_s, self._exposure.stepped_s
         with Engine.held() as engine:
             if engine is None:
-                return Reading(time.monotonic(), {}, {}, {}, 0, *counted)
-            lags, paths = engine.lags.read(), self._paths(engine)
-            return Reading(time.monotonic(), engine.stats(), lags, paths, engine.packet_bytes, *counted)
+                read = Reading(time.monotonic(), {}, {}, {})
+            else:
+                lags, paths = engine.lags.read(), self._paths(engine)
+                read = Reading(time.monotonic(), engine.stats(), lags, paths, engine.packet_bytes)
+        found = self._exposure
+        lagged_s = sum(lag.waited_us for lag in read.lags.values()) / 1e6
+        found.update(meter, [each.calls for each in recorder.groups()], lagged_s)
+        read.steps, read.stepped_s, read.exposed_s, read.late_s = (
+            found.steps,
+            found.stepped_s,
+            found.exposed_s,
+            found.late_s,
+        )
+        read.exposed_in_steps_s, read.late_in_steps_s = found.exposed_in_steps_s, found.late_in_steps_s
+        return read
 
     def _paths(self, engine: Engine) -> dict[PathKey, PathReading]:
         peers = engine.peers()

@@ -72,8 +72,9 @@ def tells_the_slow_rank(view: dict[str, Any], size: int) -> bool:
     """Whether all ranks have made steps, the slow one is named, and waits least."""
     if view["job"]["live"] < size or not all(each["steps"] for each in view["ranks"]) or not view["job"]["slowest"]:
         return False
-    exposed = [each["exposed_s"] / each["steps"] for each in view["ranks"]]
-    return bool(view["job"]["slowest"]["rank"] == SLOW and exposed[SLOW] < min(exposed[:SLOW]))
+    exposed, late = ([each[name] or 0.0 for each in view["ranks"]] for name in ("exposed_step_s", "late_step_s"))
+    waits_least = all(each[SLOW] < min(each[:SLOW]) for each in (exposed, late))
+    return bool(view["job"]["slowest"]["rank"] == SLOW and waits_least)
 
 
 def patient(ask: Callable[[], Any], is_enough: Callable[[Any], bool]) -> Any:
@@ -94,6 +95,7 @@ def look(size: int) -> str:
     assert (job["live"], job["world"], job["unheard"]) == (size, size, [])
     assert job["step_s"] >= 0.08
     assert 0.01 < job["exposed_step_s"] < job["step_s"]
+    assert 0 < job["late_step_s"] <= job["exposed_step_s"]
     assert job["policies"] == ["int8, loss bound 0.01"]
     for rank, sample in enumerate(view["ranks"]):
         assert sample["rank"] == rank

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ConfigError
-from .summary import CURVES, exposed_per_step
+from .summary import CURVES
 
 JOB = (*CURVES, "uncounted_bytes")
 """The sums of `summary.summarize` that are written."""
@@ -37,7 +37,7 @@ class Scalars:
         for each in found["ranks"]:
             if each["state"] == "live" and each["rank"] < RANKS_MAX:
                 rank = f"rank {each['rank']:02}"
-                values[f"exposed_step_s/{rank}"] = exposed_per_step(each)
+                values[f"exposed_step_s/{rank}"] = each["exposed_step_s"]
                 values[f"sent_bytes_s/{rank}"] = each["sent_bytes_s"]
                 values[f"loss/{rank}"] = each["lost"] / max(each["packets"], 1)
         for name, value in values.items():

@@ -12,6 +12,7 @@ SILENT_S = 5.0
 CURVES = (
     "step_s",
     "exposed_step_s",
+    "late_step_s",
     "exposed_share",
     "sent_bytes_s",
     "shared_bytes_s",
@@ -53,14 +54,17 @@ def summarize(view: dict[str, Any]) -> dict[str, Any]:
 def _sums(live: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Sums and medians over ranks that send samples."""
     steps = [each["step_s"] for each in live if each["step_s"]]
-    exposed = [value for each in live if (value := exposed_per_step(each)) is not None]
+    late = [each["late_step_s"] for each in live if each["late_step_s"] is not None]
+    exposed = [each["exposed_step_s"] for each in live if each["exposed_step_s"] is not None]
     sent, lost = sum(each["packets"] for each in live), sum(each["lost"] for each in live)
     hooks = [hook for each in live for hook in each["hooks"]]
     return {
         "step": max((each["step"] for each in live if each["step"] is not None), default=None),
         "step_s": statistics.median(steps) if steps else None,
         "exposed_step_s": statistics.median(exposed) if exposed else None,
+        "late_step_s": statistics.median(late) if late else None,
         "exposed_share": statistics.median(map(exposed_share, live)) if live else 0.0,
+        "late_share": statistics.median(map(late_share, live)) if live else 0.0,
         "sent_bytes_s": sum(each["sent_bytes_s"] for each in live),
         "received_bytes_s": sum(each["received_bytes_s"] for each in live),
         "shared_bytes_s": sum(each["shared_bytes_s"] for each in live),
@@ -76,13 +80,18 @@ def _sums(live: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def exposed_share(sample: dict[str, Any]) -> float:
-    """The share of the time in which the training of a rank waited for communication."""
-    return min(1.0, float(sample["exposed_s"]) / max(float(sample["interval_s"]), 1e-9))
+    """The share of the time in which the training of a rank waited for communication: of its steps, if it has some."""
+    return _share(sample, "exposed")
 
 
-def exposed_per_step(sample: dict[str, Any]) -> float | None:
-    """Exposed seconds of one step; None if no step has ended."""
-    return float(sample["exposed_s"] / sample["steps"]) if sample["steps"] else None
+def late_share(sample: dict[str, Any]) -> float:
+    """The part of this share in which it waited for ranks that were late."""
+    return _share(sample, "late")
+
+
+def _share(sample: dict[str, Any], what: str) -> float:
+    part, whole = (f"{what}_step_s", "step_s") if sample["step_s"] else (f"{what}_s", "interval_s")
+    return min(1.0, float(sample[part]) / max(float(sample[whole]), 1e-9))
 
 
 def slowest(live: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
@@ -91,10 +100,10 @@ def slowest(live: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     waits: dict[int, list[float]] = {}
     for each in live:
         for peer, waited_us in each["lags"]:
-            waits.setdefault(peer, []).append(waited_us / 1e6 / max(each["interval_s"], 1e-9))
+            waits.setdefault(peer, []).append(waited_us / 1e6 / max(each["lags_s"], 1e-9))
     if not waits:
         return None
-    own = {each["rank"]: sum(us for _, us in each["lags"]) / 1e6 / max(each["interval_s"], 1e-9) for each in live}
+    own = {each["rank"]: sum(us for _, us in each["lags"]) / 1e6 / max(each["lags_s"], 1e-9) for each in live}
     rank = max(waits, key=lambda peer: sum(waits[peer]) - own.get(peer, 0.0))
     host = next((each["host"] for each in live if each["rank"] == rank), "")
     return {"rank": rank, "host": host, "waiting": len(waits[rank]), "share": min(1.0, statistics.mean(waits[rank]))}

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from .summary import exposed_per_step, exposed_share
+from .summary import exposed_share, late_share
 
 WIDTH = 80
 HEAD = (
-    f"rank {'host':<8}{'step':>8}{'time':>8}{'exposed':>8}{'out':>8}{'in':>8}{'loss':>7}{'again':>7}{'forgiv':>7}"
-    f"{'queue':>6}"
+    f"rank {'host':<7}{'step':>8}{'time':>7}{'exposed':>8}{'late':>7}{'out':>6}{'in':>6}{'loss':>7}{'again':>6}"
+    f"{'forgiv':>7}{'queue':>6}"
 )
 RANKS_NAMED = 8
 DEAD_SHOWN = 3
@@ -49,10 +49,9 @@ def _chosen(found: dict[str, Any], rows: Sequence[list[str]], room: int) -> tupl
 
 def head(job: dict[str, Any]) -> list[str]:
     """The lines about the whole job."""
-    exposed = "" if job["exposed_step_s"] is None else f"{seconds(job['exposed_step_s'])} per step, "
     found = [
         f"{job['live']} of {job['world']} ranks" + _step(job),
-        f"exposed communication {exposed}{job['exposed_share']:.0%} of the time (median of the ranks)",
+        _exposure(job),
         (
             f"network {bits(job['sent_bytes_s'])}bit/s, shared memory {amount(job['shared_bytes_s'])}B/s; "
             f"loss {share(job['loss'])}, {job['retransmitted']:,} packets sent again"
@@ -91,6 +90,14 @@ def _step(job: dict[str, Any]) -> str:
     return f", step {job['step']:,}" + (f", {seconds(job['step_s'])} per step" if job["step_s"] else ", none ended")
 
 
+def _exposure(job: dict[str, Any]) -> str:
+    if job["exposed_step_s"] is None:
+        late = f"; {job['late_share']:.0%} waiting for late ranks" if job["late_share"] else ""
+        return f"exposed communication {job['exposed_share']:.0%} of the time{late}"
+    late = f"; {seconds(job['late_step_s'])} of it waiting for late ranks" if job["late_step_s"] else ""
+    return f"exposed communication {seconds(job['exposed_step_s'])} per step ({job['exposed_share']:.0%}){late}"
+
+
 def _ranks(count: int) -> str:
     return "1 rank" if count == 1 else f"{count} ranks"
 
@@ -103,19 +110,19 @@ def names(ranks: Sequence[int]) -> str:
 
 def rank_lines(sample: dict[str, Any], *, paths: bool = False) -> list[str]:
     """The row of a rank; with `paths`, rows of its interfaces and paths below."""
-    name = f"{sample['rank']:>4} {sample['host'].partition('.')[0][-8:]:<8}"
+    name = f"{sample['rank']:>4} {sample['host'].partition('.')[0][-7:]:<7}"
     if sample["state"] != "live":
         return [f"{name} {sample['state']} for {sample['age_s']:.0f} s"]
-    exposed = exposed_per_step(sample)
-    step = "-" if sample["step"] is None else f"{sample['step'] % 10**8}"
+    step = "-" if sample["step"] is None else f"{sample['step'] % 10**7}"
     figures = (
         (step, 8),
-        (seconds(sample["step_s"]) if sample["step_s"] else "-", 8),
-        (f"{exposed_share(sample):.0%}" if exposed is None else seconds(exposed), 8),
-        (bits(sample["sent_bytes_s"]), 8),
-        (bits(sample["received_bytes_s"]), 8),
+        (seconds(sample["step_s"]) if sample["step_s"] else "-", 7),
+        (_exposed(sample["exposed_step_s"], exposed_share(sample)), 8),
+        (_exposed(sample["late_step_s"], late_share(sample)), 7),
+        (bits(sample["sent_bytes_s"]), 6),
+        (bits(sample["received_bytes_s"]), 6),
         (share(sample["lost"] / max(sample["packets"], 1)), 7),
-        (sample["retransmitted"], 7),
+        (sample["retransmitted"], 6),
         (f"{amount(sample['forgiven_bytes'])}B" if sample["forgiven_bytes"] else "", 7),
         (micros(sample["queue_us"]), 6),
     )
@@ -130,6 +137,10 @@ def rank_lines(sample: dict[str, Any], *, paths: bool = False) -> list[str]:
             for each in sample["paths"]
         ]
     return found
+
+
+def _exposed(step_s: float | None, share: float) -> str:
+    return f"{share:.0%}" if step_s is None else seconds(step_s)
 
 
 def _flow(name: str, flow: dict[str, Any]) -> str:

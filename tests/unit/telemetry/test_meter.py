@@ -3,6 +3,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import pytest
+
 from commlayer.telemetry.meter import Exposure, Mark, Meter, tails
 from commlayer.transport.base import Times
 from commlayer.transport.call import Call, Calls
@@ -105,3 +107,49 @@ def test_waits_are_measured_while_the_meter_is_on() -> None:
     with meter.waiting():
         time.sleep(0.01)
     assert 0.01 <= meter.read()[0] <= time.monotonic() - start_s
+
+
+def sync(begin_s: float, end_s: float) -> Call:
+    """A call that returned when its operation had ended."""
+    return Call("all_reduce", submitted_s=begin_s, ended_s=end_s)
+
+
+def test_exposure_is_that_of_whole_steps() -> None:
+    """Steps of 1 s that wait for 0.43 s, looked at in mid-step: each look finds one step, and its own wait."""
+    calls, exposure, meter = Calls(), Exposure(), Meter()
+    exposure.update(meter, [calls])
+    for step in range(4):
+        meter._marks.append(mark(10.0 + step, step)._replace(waited_s=0.2 * step))
+        each = sync(10.1 + step, 10.33 + step)
+        calls.add(each)
+        each.submitted_s = 10.1 + step
+        exposure.update(meter, [calls])
+        assert (exposure.steps, exposure.stepped_s) == (step, float(step))
+        assert exposure.exposed_in_steps_s == pytest.approx(0.43 * step)
+
+
+def test_waits_for_late_ranks_are_told_apart() -> None:
+    """Of a step with three operations of 0.5 s, each waits 0.3 s for the last rank; the training waits for the tail."""
+    calls, exposure, meter = Calls(), Exposure(), Meter()
+    exposure.update(meter, [calls], 7.0)
+    meter._marks.extend([mark(10.0, 0), mark(12.0, 1)])
+    for begin_s in (10.1, 10.2, 10.3):
+        each = call(begin_s, begin_s + 0.5)
+        calls.add(each)
+        each.submitted_s = begin_s
+    exposure.update(meter, [calls], 7.0 + 3 * 0.3)
+    assert exposure.exposed_in_steps_s == pytest.approx(0.5)
+    assert exposure.late_in_steps_s == pytest.approx(0.3)
+
+
+def test_without_steps_late_ranks_are_told_apart_too() -> None:
+    calls, exposure, meter = Calls(), Exposure(), Meter()
+    exposure.update(meter, [calls])
+    each = Call("all_reduce")
+    calls.add(each)
+    each.ended_s = each.submitted_s + 2.0
+    exposure.update(meter, [calls], 1.5)
+    assert (exposure.exposed_s, exposure.late_s) == (2.0, 1.5)
+    exposure.update(meter, [calls], 0.0)  # of a new engine
+    exposure.update(meter, [calls], 1.0)  # hidden
+    assert (exposure.exposed_s, exposure.late_s) == (2.0, 1.5)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from commlayer.telemetry.sample import PATHS_TOLD, PEERS_READ, PathReading, Reading, Sampler, between, flows
+from commlayer.telemetry.sample import PATHS_TOLD, PEERS_READ, PathReading, Reading, Sampler, between, flows, in_steps
 from commlayer.transport.lags import Lag
 from commlayer.transport.native import Engine
 
@@ -20,23 +20,45 @@ def path(sent: int = 0, lost: int = 0, *, port: int = 0, queue_us: int = 0, is_d
 
 
 def test_rates_are_of_the_time_between_two_readings() -> None:
-    before = reading(10, stats={"payload_bytes_sent": 1000, "packets_sent": 10}, steps=5, exposed_s=1.0, stepped_s=3.0)
+    before = reading(10, stats={"payload_bytes_sent": 1000, "packets_sent": 10}, steps=5, exposed_s=1.0, late_s=0.5)
     stats = {"payload_bytes_sent": 5000, "packets_sent": 50, "packets_lost": 6, "packets_spurious": 2}
     stats |= {"packets_retransmitted": 3, "packets_given_up": 2}
-    found = between(before, reading(12, stats=stats, packet_bytes=1400, steps=9, exposed_s=1.4, stepped_s=5.0))
+    found = between(before, reading(12, stats=stats, packet_bytes=1400, steps=9, exposed_s=1.4, late_s=0.75))
     assert (found["sent_bytes_s"], found["packets"], found["lost"], found["retransmitted"]) == (2000, 40, 4, 3)
-    assert (found["forgiven_bytes"], found["steps"], found["step_s"], found["exposed_s"]) == (2800, 4, 0.5, 0.4)
+    assert (found["forgiven_bytes"], found["steps"], found["exposed_s"], found["late_s"]) == (2800, 4, 0.4, 0.25)
 
 
 def test_a_closed_engine_and_no_step_give_no_rates() -> None:
-    found = between(reading(10), reading(11))
+    found = {**between(reading(10), reading(11)), **in_steps(reading(10), reading(11))}
     assert (found["step_s"], found["packets"], found["queue_us"], found["lags"]) == (None, 0, 0, [])
 
 
 def test_the_peers_with_the_longest_waits_are_named() -> None:
     before = reading(1, lags={1: Lag(5, 100), 2: Lag(1, 50)})
     now = reading(2, lags={1: Lag(6, 130), 2: Lag(1, 50), **{rank: Lag(1, rank) for rank in range(3, 9)}})
-    assert between(before, now)["lags"] == [[1, 30], [8, 8], [7, 7], [6, 6]]
+    assert in_steps(before, now)["lags"] == [[1, 30], [8, 8], [7, 7], [6, 6]]
+
+
+def test_a_sample_has_the_steps_that_ended_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With steps of 1.5 s, some samples have none of their own."""
+    counts = iter([0, 0, 1, 2, 2, 3])  # one reading at the start, one per sample
+    at_s = iter(range(10))
+
+    def read(_: Sampler) -> Reading:
+        steps = next(counts)
+        at = {"stepped_s": 1.5 * steps, "exposed_in_steps_s": 0.6 * steps, "late_in_steps_s": 0.3 * steps}
+        return reading(float(next(at_s)), steps=steps, lags={1: Lag(steps, 300_000 * steps)}, **at)
+
+    monkeypatch.setattr(Sampler, "_read", read)
+    sampler = Sampler(0, 2)
+    found = [sampler.take() for _ in range(5)]
+    assert [each["steps"] for each in found] == [0, 1, 1, 0, 1]
+    names = ("step_s", "exposed_step_s", "late_step_s")
+    assert [tuple(each[name] for name in names) for each in found] == [(None,) * 3, *[(1.5, 0.6, 0.3)] * 4]
+    assert [(each["lags"], each["lags_s"]) for each in found][2:] == [
+        *[([[1, 300_000]], 1.0)] * 2,
+        ([[1, 300_000]], 2.0),
+    ]
 
 
 def test_of_many_paths_those_that_stand_out_are_told() -> None:

@@ -10,7 +10,7 @@ import pytest
 from commlayer.errors import ConfigError
 from commlayer.tools.top.scalars import Scalars
 from tests import event_files
-from tests.unit.top.test_table import job, sample
+from tests.unit.top.test_table import NO_STEPS, job, sample
 
 
 class Writer:
@@ -36,7 +36,7 @@ def scalars(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 
 
 def test_scalars_of_the_job_and_of_each_rank_at_its_step(scalars: Any) -> None:
-    scalars.write(job(sample(0, lost=10), sample(1, steps=0, step_s=None), sample(64)))
+    scalars.write(job(sample(0, lost=10), sample(1, **NO_STEPS), sample(64)))
     found = scalars._writer.found
     assert found["job/exposed_step_s"] == (0.02, 12345678, 1e9)
     assert found["loss/rank 00"][0] == 0.01

@@ -20,6 +20,10 @@ def sample(rank: int, **changes: Any) -> dict[str, Any]:
         "steps": 10,
         "step_s": 0.1,
         "exposed_s": 0.2,
+        "late_s": 0.15,
+        "exposed_step_s": 0.02,
+        "late_step_s": 0.015,
+        "lags_s": 1.0,
         "sent_bytes_s": 117_000_000,
         "received_bytes_s": 117_000_000,
         "shared_bytes_s": 0,
@@ -37,6 +41,9 @@ def sample(rank: int, **changes: Any) -> dict[str, Any]:
         "paths": [{"peer": 9, "path": 0, "interface": "eth0", "remote": "10.0.0.1:5", **flow}],
         **changes,
     }
+
+
+NO_STEPS = {"step": None, "steps": 0, "step_s": None, "exposed_step_s": None, "late_step_s": None}
 
 
 def job(*samples: dict[str, Any], ages: dict[str, float] | None = None, ended: tuple[int, ...] = ()) -> dict[str, Any]:
@@ -63,11 +70,14 @@ def test_a_table_fits_80_columns_and_has_the_figures() -> None:
     worst = sample(
         1, lost=3, forgiven_bytes=123_456, retransmitted=99999, paths=[dead], lags=[[0, 250_000]], oldest_s=7
     )
-    lines = table.lines(job(sample(0), worst, sample(2, step=None, step_s=None, steps=0, paused=["eth1"])), paths=True)
+    lines = table.lines(job(sample(0), worst, sample(2, **NO_STEPS, paused=["eth1"])), paths=True)
     assert max(map(len, lines)) <= table.WIDTH
     text = "\n".join(lines)
     for words in (
         "3 of 4 ranks, step 12,345,678, 100ms per step",
+        "exposed communication 20ms per step (20%); 15ms of it waiting for late ranks",
+        "  100ms    20ms   15ms  936M",
+        "      -     20%    15%  936M",
         "slowest peer: rank 0 on host-0.cluster; 1 rank waited for it, 25% of their time",
         "no sample yet from rank 3",
         "dead path: rank 1 to rank 9, eth0 -> 10.0.0.1:5",
@@ -79,6 +89,15 @@ def test_a_table_fits_80_columns_and_has_the_figures() -> None:
         "eth1, all peers",
     ):
         assert words in text
+
+
+def test_shares_are_of_whole_steps_and_never_contradict_the_times() -> None:
+    """Steps of 1 s, of which 0.43 s are exposed: samples of 1 s have none, one or two of them."""
+    steps = {"step_s": 1.0, "exposed_step_s": 0.43, "late_step_s": 0.4}
+    found = job(*(sample(rank, steps=rank, exposed_s=0.43 * rank, **steps) for rank in range(3)))["job"]
+    assert (found["exposed_share"], found["late_share"]) == (0.43, 0.4)
+    none = job(sample(0, **NO_STEPS), sample(1, **NO_STEPS))
+    assert "exposed communication 20% of the time; 15% waiting for late ranks" in table.lines(none)
 
 
 def test_of_many_ranks_those_in_trouble_are_shown() -> None:
