@@ -80,7 +80,7 @@ class Layer(nn.Module):
 
 
 def reduce_on_gloo(buffer: Tensor, *_: Any, **__: Any) -> Future[Tensor]:
-    """Averages a bucket as `overlap` does it, in an all-reduce of gloo. In the place of `reduce_bucket`."""
+    """Averages a bucket as `overlap` does it, in an all-reduce of gloo. It replaces `reduce_bucket`."""
     work = dist.all_reduce(buffer.div_(dist.get_world_size()), async_op=True)
     assert work is not None
     future: Future[Tensor] = work.get_future().then(lambda done: done.value()[0])

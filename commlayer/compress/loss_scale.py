@@ -53,7 +53,7 @@ class LossScale:
         would be added with the wrong factor. It takes some 50 ms."""
         if self.given is not None:
             return
-        # Not isinstance: it would ask proxies for their class, and some of them then import modules.
+        # isinstance is no way: it would ask proxies for their class, and some of them then import modules.
         found = [each for each in gc.get_objects() if issubclass(type(each), GradScaler)]
         if len(found) > len(self._scalers):
             log.info(

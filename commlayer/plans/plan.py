@@ -232,7 +232,7 @@ class PlanBuilder:
         staging_of: int | None = None,
         kind: StepKind = StepKind.COPY,
     ) -> int:
-        """target = source. STAGING is that of rank `staging_of`, by default this rank's own. For `reduce`: `kind`."""
+        """target = source. STAGING is that of rank `staging_of`, by default this rank's own. `kind` is for `reduce`."""
         if source == Buffer.STAGING:
             self._staging_bytes = max(self._staging_bytes, source_offset + length)
         if target == Buffer.STAGING:

@@ -108,7 +108,7 @@ void cl_congestion_finished(struct cl_congestion *congestion);
  * all classes. */
 bool cl_congestion_has_room(const struct cl_congestion *congestion, uint64_t urgent, uint64_t in_flight,
                             uint32_t bytes);
-/* When the path lets a packet of this class leave: now_us or later. */
+/* The time when the path lets a packet of this class leave: now_us or later. */
 uint64_t cl_congestion_ready_us(struct cl_congestion *congestion, uint8_t class, uint64_t now_us);
 /* The same of an interface. */
 uint64_t cl_congestion_nic_ready_us(struct cl_congestion_nic *nic, uint8_t class, uint64_t now_us);

@@ -276,7 +276,7 @@ bool cl_member_hand_over(struct cl_member *member, struct cl_operation *operatio
     return was_empty;
 }
 
-/* Takes the group's operations out of the inbox, which holds pointers to it. Under core. */
+/* Takes the group's operations out of the inbox, which holds pointers to it. The caller holds core. */
 static void empty_inbox(struct cl_engine *engine, struct cl_group *group)
 {
     pthread_mutex_lock(&engine->inbox);

@@ -272,7 +272,7 @@ static bool waits(const struct cl_channel *channel)
            channel->receives.first != NULL || channel->incoming != NULL;
 }
 
-/* Whether the other rank has gone. To be asked before its ring is read: it may have written there just before. */
+/* Whether the other rank has gone. The caller asks before its ring is read: it may have written there just before. */
 static bool is_gone(const struct cl_channels *channels, uint32_t index, bool waiting, uint64_t now_us)
 {
     return atomic_load(&channels->lost[index]) ||

@@ -62,8 +62,8 @@ int cl_group_request_message(struct cl_group *group, struct cl_operation *operat
                              const struct cl_message_request *request, uint64_t now_us);
 /* Gives the operation the next place in the group's order of submission. Point-to-point operations have none. */
 void cl_group_order(struct cl_group *group, struct cl_operation *operation);
-/* Counts an operation that will be taken: calling threads keep out of the host's memory until it has ended. Under the
- * same lock as cl_group_order. */
+/* Counts an operation that will be taken: calling threads keep out of the host's memory until it has ended. It needs
+ * the same lock as cl_group_order. */
 void cl_group_queue(struct cl_group *group, struct cl_operation *operation);
 /* Takes a queued operation into the list of those in flight, in the order in which they were queued: a part of
  * cl_groups_take. */

@@ -31,7 +31,7 @@ void cl_groups_add(struct cl_groups *groups, struct cl_group *group);
 void cl_groups_remove(struct cl_groups *groups, struct cl_group *group);
 /* Wakes a group; one of no list stays as it is. */
 void cl_groups_wake(struct cl_group *group);
-/* Takes a queued operation into its group, which wakes. In the order in which they were queued. */
+/* Takes a queued operation into its group, which wakes. They go in the order in which they were queued. */
 void cl_groups_take(struct cl_operation *operation);
 /* The next turn must look for groups that have to wake. Any thread; whoever calls has a turn taken afterwards. */
 void cl_groups_call(struct cl_groups *groups);

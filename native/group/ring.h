@@ -82,7 +82,7 @@ bool cl_ring_next(struct cl_ring *ring, struct cl_ring_entry *entry);
 bool cl_ring_copy(struct cl_ring *ring, void *target, uint64_t payload_bytes);
 /* Frees the next entry, with its payload. */
 void cl_ring_drop(struct cl_ring *ring, uint64_t payload_bytes);
-/* Whether there is an entry. For a reader that is about to sleep. */
+/* Whether there is an entry. A reader that is about to sleep asks. */
 bool cl_ring_is_empty(struct cl_ring *ring);
 /* Whether the writer waits for room, and must be told that there is some; true once per question. */
 bool cl_ring_answer(struct cl_ring *ring);

@@ -232,8 +232,8 @@ enum { CL_ADDRESS_BYTES = 256 };
 int cl_engine_address(cl_engine *engine, uint32_t index, char *text);
 /* Payload bytes of a full packet to a peer that can take as much. */
 uint32_t cl_engine_packet_bytes(cl_engine *engine);
-/* Names this process within its job. `key`: 16 bytes, the secret that the ranks of the job share. To be called before
- * the first group; calling it again with the same values is accepted. */
+/* Names this process within its job. `key`: 16 bytes, the secret that the ranks of the job share. It must be called
+ * before the first group; calling it again with the same values is accepted. */
 int cl_engine_identify(cl_engine *engine, uint64_t job, const uint8_t *key, uint16_t self, uint16_t epoch);
 /* A peer and the paths to it: path i goes from local address local[i] to the remote address and port. */
 struct cl_peer_options {

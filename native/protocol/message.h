@@ -115,7 +115,7 @@ static inline struct cl_receive *cl_message_as_receive(struct cl_message *messag
 
 /* Makes the message `length` bytes long, with no packet arrived. False when there is no memory. */
 bool cl_message_begin(struct cl_message *message, uint32_t length, uint32_t packet_bytes);
-/* Notes that a packet has arrived; false when that is known already. Of a send: see cl_send_arrive. */
+/* Notes that a packet has arrived; false when that is known already. For a send see cl_send_arrive. */
 bool cl_message_arrive(struct cl_message *message, uint32_t packet);
 /* The bytes of the packets whose bit in `counted` is not set. False when there is no memory. */
 bool cl_message_missing(const struct cl_message *message, const uint64_t *counted, struct cl_ranges *missing);

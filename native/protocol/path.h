@@ -77,7 +77,7 @@ struct cl_path_callbacks {
 /* Takes an acknowledgement in. False, and nothing changed, when it is malformed. */
 bool cl_path_on_ack(struct cl_path *path, const struct cl_packet *packet, const uint8_t *payload, uint64_t received_us,
                     uint64_t now_us, const struct cl_path_callbacks *callbacks);
-/* Detects lost packets. For the loss timer; cl_path_on_ack does so itself. */
+/* Detects lost packets. The loss timer calls it; cl_path_on_ack does so itself. */
 void cl_path_detect_losses(struct cl_path *path, uint64_t now_us, const struct cl_path_callbacks *callbacks);
 /* Declares the path dead, and all packets in flight on it lost. */
 void cl_path_give_up(struct cl_path *path, uint64_t now_us, const struct cl_path_callbacks *callbacks);

@@ -49,7 +49,7 @@ static inline uint8_t cl_queue_first_class(const struct cl_queue *queue)
 {
     return (uint8_t)__builtin_ctz(queue->classes | 1u << CL_CLASSES);
 }
-/* Moves the turn on after a packet of `send` was sent, a message in `node` of the class of cl_queue_next's. To be
+/* Moves the turn on after a packet of `send` was sent, a message in `node` of the class of cl_queue_next's. It is
  * called before the message is removed. */
 void cl_queue_sent(struct cl_queue *queue, struct cl_queue_node *node, const struct cl_send *send);
 /* Whether the next packet is the first of a turn. */

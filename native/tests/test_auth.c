@@ -199,7 +199,7 @@ TEST(test_captured_packets_change_nothing)
         uint8_t bytes[NETWORK_DATAGRAM_BYTES + 1] = {0};
         memcpy(bytes, capture->bytes, capture->length);
         uint16_t source = cl_load_u16(bytes + 4);
-        if (capture->to != 0) { /* of host 0 itself: a reflection. Of others: meant for another one */
+        if (capture->to != 0) { /* host 0's own packet is a reflection, another's is for another host */
             check_ignored(network, bytes, capture->length, source ? &stats->packets_forged : &stats->packets_foreign);
             redirected++;
             continue;

@@ -533,7 +533,7 @@ static uint8_t content(uint32_t number, uint64_t at)
 }
 
 /* Sends and receives in random order, each side in the order of the messages per tag, as the oracle assumes: the n-th
- * receive from a rank with a tag gets the n-th message that this rank sent with it. Between them random turns. */
+ * receive from a rank with a tag gets the n-th message that this rank sent with it. Random turns come between them. */
 static void converse(uint64_t seed)
 {
     struct sim_random random = sim_random_seeded(seed, 0);

@@ -1,6 +1,6 @@
 /*
  * A job whose ranks are engines of this process: a world of engines, teams (one group over all of them) and jobs, which
- * are threads that call collectives on a team. For tests of the engine.
+ * are threads that call collectives on a team. Tests of the engine use it.
  */
 #ifndef CL_TESTS_WORLD_H
 #define CL_TESTS_WORLD_H

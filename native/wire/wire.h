@@ -42,7 +42,7 @@ struct cl_wire_type {
     const char *name;
     int (*open)(const struct cl_wire_config *config, struct cl_wire **wire);
     void (*close)(struct cl_wire *wire);
-    /* A descriptor that polls readable when datagrams wait at the port. To be called again before each sleep. */
+    /* A descriptor that polls readable when datagrams wait at the port. It is called again before each sleep. */
     int (*descriptor)(struct cl_wire *wire, uint32_t port);
     int (*port_number)(struct cl_wire *wire, uint32_t port, uint32_t *number);
     /* The remote address, as text, that peers must pass to `link`; NULL: the address with which the port was opened. */

@@ -71,7 +71,7 @@ class Commit:
             self._has_last |= is_last or self._alone
 
     def settle(self, bucket: Settled) -> None:
-        """The operations of a bucket have ended well. On any thread; once per bucket."""
+        """The operations of a bucket have ended well. It is called on any thread, once per bucket."""
         if bucket.change is None:
             bucket.complete(commits=False)
         self._leave(bucket, finite=bucket.change is None or is_finite(bucket.average))

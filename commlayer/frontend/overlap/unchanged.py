@@ -110,7 +110,7 @@ def is_reached() -> bool:
 def _optimizers(model: DistributedDataParallel) -> list[Optimizer]:
     """The job's optimizers with parameters of the model."""
     own = {id(parameter) for parameter in model.parameters()}
-    # Not isinstance: it would ask proxies for their class, and some of them then import modules.
+    # isinstance is no way: it would ask proxies for their class, and some of them then import modules.
     every: list[Any] = [each for each in gc.get_objects() if issubclass(type(each), Optimizer)]
     return [
         each

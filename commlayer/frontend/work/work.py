@@ -205,7 +205,7 @@ class CommWork(Work):
             source.set_exception(error)
 
     def settle(self) -> None:
-        """Runs `finish`, once. For callers that know that the operation ended well."""
+        """Runs `finish`, once. It is for callers that know that the operation ended well."""
         with self._lock:
             if self._finish is not None:
                 self._finish()

@@ -140,8 +140,8 @@ def first(client: Any, patience_s: float = 5.0) -> dict[str, Any]:
 
 
 def show(found: dict[str, Any], json_file: IO[str] | None, *, once: bool, rows: int | None, paths: bool) -> None:
-    """Writes a view: a line of JSON, if there is a file for it; and a table, unless the file is stdout. On a terminal
-    over the table before."""
+    """Writes a view: a line of JSON, if there is a file for it; and a table, unless the file is stdout. A terminal gets
+    it over the table before."""
     if json_file is not None:
         print(json.dumps(found), file=json_file, flush=True)
         if json_file is sys.stdout:

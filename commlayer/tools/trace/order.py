@@ -48,7 +48,7 @@ def bounds(records: Sequence[Record]) -> Matrix:
 
 
 def shared(records: Sequence[Record]) -> dict[Key, list[Member]]:
-    """The operations in several files by name. Of a message: the files of one rank."""
+    """The operations in several files by name. A message has the files of one rank."""
     found: dict[Key, list[Member]] = defaultdict(list)
     for number, record in enumerate(records):
         for key, each in unique([(each.key, each) for each in record.operations]):
