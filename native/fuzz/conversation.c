@@ -56,7 +56,7 @@ static void check_memory(const struct conversation *c, const struct cl_endpoint 
 {
     HOLDS(endpoint->unexpected.used_bytes <= UNEXPECTED_LIMIT_BYTES);
     HOLDS(endpoint->closed.count <= CL_CLOSED_GROUPS_MAX);
-    HOLDS(endpoint->table.count <= c->half_count + UNEXPECTED_LIMIT_BYTES);
+    HOLDS(endpoint->table.names.count <= c->half_count + UNEXPECTED_LIMIT_BYTES);
     for (uint32_t i = 0; i < endpoint->peers.length; i++) {
         const struct cl_peer *peer = endpoint->peers.list[i];
         for (uint16_t p = 0; peer && p < peer->path_count; p++) {

@@ -11,6 +11,7 @@ int cl_group_init(struct cl_group *group, const struct cl_group_options *options
     *group = (struct cl_group){
         .id = options->id, .rank = options->rank, .size = options->size, .endpoint = endpoint, .io = *io};
     group->in_flight.last = &group->in_flight.first;
+    cl_waiting_init(&group->waiting);
     for (uint32_t class = 0; class < CL_CLASSES; class ++)
         group->host_flight[class].last = &group->host_flight[class].first;
     atomic_init(&group->culprit, UINT32_MAX);
@@ -107,9 +108,7 @@ void cl_group_take(struct cl_group *group, struct cl_operation *operation)
         operation->plan->uses_host ? &group->host_flight[operation->turn.class] : &group->in_flight;
     if (operation->plan->uses_host && operation->plan->network_steps > 0)
         cl_endpoint_delay(group->endpoint, group->id, operation->sequence);
-    operation->next = NULL;
-    *list->last = operation;
-    list->last = &operation->next;
+    cl_operation_list_append(list, operation);
 }
 
 int cl_group_start(struct cl_group *group, struct cl_operation *operation, uint64_t now_us)
@@ -168,9 +167,11 @@ void cl_group_complete(const struct cl_completion *completion)
         cl_executor_missed(completion->context, completion->missing, completion->missing_count);
     cl_executor_moved(completion->context, completion->first_us);
     const struct cl_executor *executor = cl_executor_complete(completion->context, completion->status);
+    struct cl_operation *operation = cl_executor_owner(executor);
+    struct cl_group *group = operation->group;
+    cl_waiting_end(&group->waiting, operation, &group->in_flight);
     if (completion->status == CL_OK || completion->status == CL_EABORTED)
         return; /* of an abort, the reason follows: cl_group_hear_of */
-    struct cl_group *group = ((struct cl_operation *)cl_executor_owner(executor))->group;
     cl_group_fail(group, completion->status, rank_of(group, completion->peer));
 }
 
@@ -196,9 +197,9 @@ int cl_group_check_wait(struct cl_group *group, uint32_t class, uint32_t index, 
     return status;
 }
 
-static void await_list(const struct cl_operation_list *list, uint8_t *awaited)
+static void await_list(const struct cl_operation *first, uint8_t *awaited)
 {
-    for (const struct cl_operation *operation = list->first; operation != NULL; operation = operation->next)
+    for (const struct cl_operation *operation = first; operation != NULL; operation = operation->next)
         if (operation->kind == CL_OPERATION_PLAN && operation->executor != NULL)
             cl_executor_unheard(operation->executor, awaited);
 }
@@ -215,9 +216,10 @@ static void await_gate(const struct cl_host_queues *queues, const struct cl_oper
 
 void cl_group_await(const struct cl_group *group, uint8_t *awaited)
 {
-    await_list(&group->in_flight, awaited);
+    await_list(group->in_flight.first, awaited);
+    await_list(group->waiting.first, awaited);
     for (uint32_t class = 0; class < CL_CLASSES; class ++) {
-        await_list(&group->host_flight[class], awaited);
+        await_list(group->host_flight[class].first, awaited);
         await_gate(&group->host_queues, group->host_flight[class].first, awaited);
     }
 }
@@ -276,7 +278,7 @@ static void end_list(struct cl_group *group, struct cl_operation_list *list, int
 
 static bool is_idle(const struct cl_group *group)
 {
-    bool idle = group->in_flight.first == NULL;
+    bool idle = group->in_flight.first == NULL && group->waiting.first == NULL;
     for (uint32_t class = 0; class < CL_CLASSES; class ++)
         idle = idle && group->host_flight[class].first == NULL;
     return idle;
@@ -292,6 +294,7 @@ static void end_all(struct cl_group *group, int status, uint64_t now_us)
     if (idle)
         return;
     forget_messages(group);
+    cl_waiting_end_due(&group->waiting, UINT64_MAX, &group->in_flight); /* all of them */
     end_list(group, &group->in_flight, status, now_us);
     for (uint32_t class = 0; class < CL_CLASSES; class ++)
         end_list(group, &group->host_flight[class], status, now_us);
@@ -309,7 +312,9 @@ void cl_group_leave(struct cl_group *group, uint64_t now_us)
 struct progress {
     uint64_t now_us;
     uint64_t *deadline_us; /* lowered to those of the operations */
-    bool more;             /* an operation has used up its budget */
+    bool more;             /* an operation has used up its budget, or the starts were used up */
+    uint32_t starts;       /* that are left */
+    bool waits;            /* the latest operation waits for packets */
 };
 
 static int step_operation(struct cl_group *group, struct cl_operation *operation, size_t budget,
@@ -336,6 +341,7 @@ static int step_operation(struct cl_group *group, struct cl_operation *operation
         progress->more = true;
         return CL_EAGAIN;
     default:
+        progress->waits = !operation->plan->uses_host;
         return CL_EAGAIN;
     }
 }
@@ -392,14 +398,14 @@ static int check_host(struct cl_group *group, const struct cl_operation *operati
     return CL_OK;
 }
 
-/* Takes a finished operation out of its list. */
-static void finish(struct cl_group *group, struct cl_operation_list *list, struct cl_operation **at, uint64_t now_us)
+/* Takes an operation out of its list. */
+static struct cl_operation *leave(struct cl_operation_list *list, struct cl_operation **at)
 {
     struct cl_operation *operation = *at;
     *at = operation->next;
     if (operation->next == NULL)
         list->last = at;
-    end(group, operation, CL_OK, now_us);
+    return operation;
 }
 
 /* Runs one point-to-point operation that has just got its name. */
@@ -444,8 +450,13 @@ static int advance(struct cl_group *group, struct cl_operation *operation, bool 
 {
     uint64_t now_us = progress->now_us;
     int status = CL_EAGAIN;
-    if (budget > 0 && may_run(group, operation, first))
+    bool starts = operation->executor == NULL && operation->kind == CL_OPERATION_PLAN && !operation->plan->uses_host;
+    progress->waits = false;
+    if (starts && progress->starts == 0)
+        progress->more = true;
+    else if (budget > 0 && may_run(group, operation, first))
         status = step_operation(group, operation, budget, progress);
+    progress->starts -= starts && progress->starts > 0;
     /* The others of a queue wait for the first one. */
     if (status == CL_EAGAIN && first && check_host(group, operation, now_us) != CL_OK)
         return CL_EABORTED;
@@ -467,7 +478,9 @@ static bool advance_list(struct cl_group *group, struct cl_operation_list *list,
     while (*at != NULL && atomic_load(&group->status) == CL_OK) {
         int status = advance(group, *at, at == &list->first, budget, progress);
         if (status == CL_OK)
-            finish(group, list, at, progress->now_us);
+            end(group, leave(list, at), CL_OK, progress->now_us);
+        else if (status == CL_EAGAIN && progress->waits)
+            cl_waiting_add(&group->waiting, leave(list, at));
         else if (status == CL_EAGAIN)
             at = &(*at)->next;
         else
@@ -501,11 +514,12 @@ static void advance_queues(struct cl_group *group, size_t budget, struct progres
 
 bool cl_group_progress(struct cl_group *group, size_t budget, uint64_t now_us, uint64_t *deadline_us)
 {
-    struct progress progress = {.now_us = now_us, .deadline_us = deadline_us};
+    struct progress progress = {.now_us = now_us, .deadline_us = deadline_us, .starts = CL_STARTS_BUDGET};
     uint32_t culprit;
     int aborted = group->io.aborted(group->io.context, &culprit);
     if (aborted != CL_OK)
         cl_group_hear(group, aborted, culprit);
+    cl_waiting_end_due(&group->waiting, now_us, &group->in_flight);
     move_messages(group, &progress);
     if (advance_list(group, &group->in_flight, CL_WORK_BUDGET_BYTES, &progress)) {
         bool more = progress.more;
@@ -517,6 +531,8 @@ bool cl_group_progress(struct cl_group *group, size_t budget, uint64_t now_us, u
         end_all(group, failed, now_us);
         return false;
     }
+    if (group->waiting.until_us < *deadline_us)
+        *deadline_us = group->waiting.until_us;
     return progress.more;
 }
 

@@ -14,7 +14,7 @@
 #ifndef CL_GROUP_GROUP_H
 #define CL_GROUP_GROUP_H
 
-#include "group/operation.h"
+#include "group/waiting.h"
 
 enum {
     CL_WORK_BUDGET_BYTES = 1 << 20, /* local copying between two looks at the sockets */
@@ -22,6 +22,7 @@ enum {
      * have every CL_HOST_QUEUE_GUARD-th turn only. */
     CL_WORK_BUDGET_BESIDE_BYTES = 128 << 10,
     CL_HOST_QUEUE_GUARD = 8,
+    CL_STARTS_BUDGET = 256,   /* operations started between two looks at the sockets */
     CL_SLEEP_MAX_US = 100000, /* no wait is longer: a lost wake-up costs this much, never a hang */
 };
 
@@ -39,7 +40,8 @@ struct cl_group {
     struct cl_host_queues host_queues;
     struct cl_mailbox mailbox;
     struct cl_channels channels;
-    struct cl_operation_list in_flight;               /* those that do not use the host's memory */
+    struct cl_operation_list in_flight;               /* those that do not use the host's memory ... */
+    struct cl_waiting waiting;                        /* ... and of these, the ones with nothing to do */
     struct cl_operation_list host_flight[CL_CLASSES]; /* those that do, by class */
     /* in the list of all groups: see groups.h */
     struct cl_groups *groups;

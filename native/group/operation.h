@@ -33,16 +33,25 @@ struct cl_operation {
     struct cl_transfer transfer;                              /* its part there */
     struct cl_executor *executor;                             /* from start to end */
     uint64_t started_us;                                      /* when the executor was made */
-    uint32_t last_rank;        /* once it ended: the rank whose data was the last, see cl_executor_last */
-    uint64_t waited_us;        /* ... and the time from the start until then; 0: it waited for no rank */
-    struct cl_missing missing; /* likewise, once the operation ended well */
-    struct cl_operation *next; /* in the list of whoever holds it */
+    uint32_t last_rank;            /* once it ended: the rank whose data was the last, see cl_executor_last */
+    uint64_t waited_us;            /* ... and the time from the start until then; 0: it waited for no rank */
+    struct cl_missing missing;     /* likewise, once the operation ended well */
+    struct cl_operation *next;     /* in the list of whoever holds it */
+    struct cl_operation *previous; /* among those that wait: see waiting.h */
+    bool waits;                    /* it is one of these */
 };
 
-/* Operations in the order of submission. */
+/* Operations in the order of submission, but for those that have waited: see waiting.h. */
 struct cl_operation_list {
     struct cl_operation *first, **last;
 };
+
+static inline void cl_operation_list_append(struct cl_operation_list *list, struct cl_operation *operation)
+{
+    operation->next = NULL;
+    *list->last = operation;
+    list->last = &operation->next;
+}
 
 /* The time after timeout_us; UINT64_MAX: never. timeout_us 0 means none. */
 uint64_t cl_deadline_after(uint64_t now_us, uint64_t timeout_us);

@@ -1,9 +1,6 @@
 #include "protocol/control.h"
 
 #include <stdlib.h>
-#include <string.h>
-
-#include "protocol/array.h"
 
 void cl_control_write(const struct cl_control *control, struct cl_packet *packet)
 {
@@ -34,28 +31,58 @@ static bool same(uint8_t kind, const struct cl_control *a, const struct cl_contr
            a->first_packet == b->first_packet;
 }
 
+/* Different contents may have the same key. */
+static uint64_t key(uint8_t kind, const struct cl_control *control)
+{
+    uint64_t what = cl_index_mix((uint64_t)control->group << 8 | kind);
+    if (kind == CL_PACKET_ABORT)
+        return cl_index_mix(what + ((uint64_t)(uint32_t)control->reason << 32 | control->culprit));
+    what = cl_index_mix(what + ((uint64_t)control->sequence << 32 | control->index));
+    return cl_index_mix(what + control->first_packet);
+}
+
 bool cl_controls_push(struct cl_controls *controls, uint8_t kind, const struct cl_control *control)
 {
-    for (uint32_t i = 0; i < controls->count; i++)
-        if (controls->list[i].kind == kind && same(kind, &controls->list[i].control, control))
+    uint64_t content = key(kind, control);
+    struct cl_index_place *place = cl_index_find(&controls->contents, content);
+    for (; place; place = cl_index_next(place)) {
+        const struct cl_control_entry *entry = CL_INDEX_THING(place, struct cl_control_entry, place);
+        if (entry->kind == kind && same(kind, &entry->control, control))
             return true;
-    if (!cl_array_reserve(&controls->list, controls->count, &controls->capacity, sizeof *controls->list))
+    }
+    struct cl_control_entry *entry = malloc(sizeof *entry);
+    if (!entry)
         return false;
-    controls->list[controls->count++] = (struct cl_control_entry){.control = *control, .kind = kind};
+    *entry = (struct cl_control_entry){.control = *control, .kind = kind};
+    if (!cl_index_add(&controls->contents, &entry->place, content)) {
+        free(entry);
+        return false;
+    }
+    *(controls->last ? &controls->last->next : &controls->first) = entry;
+    controls->last = entry;
+    controls->count++;
     return true;
 }
 
 bool cl_controls_pop(struct cl_controls *controls, struct cl_control_entry *entry)
 {
-    if (!controls->count)
+    struct cl_control_entry *first = controls->first;
+    if (!first)
         return false;
-    *entry = controls->list[0];
-    memmove(controls->list, controls->list + 1, --controls->count * sizeof(*controls->list));
+    cl_index_remove(&controls->contents, &first->place);
+    controls->first = first->next;
+    if (!controls->first)
+        controls->last = NULL;
+    controls->count--;
+    *entry = *first;
+    free(first);
     return true;
 }
 
 void cl_controls_free(struct cl_controls *controls)
 {
-    free(controls->list);
-    *controls = (struct cl_controls){0};
+    struct cl_control_entry entry;
+    while (cl_controls_pop(controls, &entry)) {
+    }
+    cl_index_free(&controls->contents);
 }

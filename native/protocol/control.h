@@ -9,6 +9,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "protocol/index.h"
 #include "protocol/message_id.h"
 #include "protocol/packet.h"
 
@@ -30,11 +31,14 @@ struct cl_control {
 struct cl_control_entry {
     struct cl_control control;
     uint8_t kind; /* enum cl_packet_kind */
+    struct cl_control_entry *next;
+    struct cl_index_place place; /* under its content */
 };
 
 struct cl_controls {
-    struct cl_control_entry *list; /* first in, first out */
-    uint32_t count, capacity;
+    struct cl_control_entry *first, *last; /* first in, first out */
+    struct cl_index contents;
+    uint32_t count;
 };
 
 /* The content of a packet about one message. */

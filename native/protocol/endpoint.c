@@ -44,6 +44,7 @@ void cl_endpoint_destroy(struct cl_endpoint *endpoint)
     cl_table_each(&endpoint->table, drop_unexpected, endpoint);
     cl_table_free(&endpoint->table);
     cl_unexpected_free(&endpoint->unexpected);
+    cl_index_free(&endpoint->unposted);
     cl_timers_free(&endpoint->timers);
     cl_outbox_free(&endpoint->outbox);
     cl_closed_groups_free(&endpoint->closed);
@@ -253,6 +254,7 @@ int cl_endpoint_post_receive(struct cl_endpoint *endpoint, uint16_t peer, struct
     if ((status = begin(endpoint, from, message, length, &qos->blocks, now_us, context)) != CL_OK)
         return status;
     receive->sink = sink;
+    cl_index_remove(&endpoint->unposted, &message->operation);
     if (receive->announced)
         cl_announcements_remove(&endpoint->announcements, receive);
     bool refused = recently_refused(from, now_us);
@@ -320,30 +322,18 @@ void cl_endpoint_unwant(struct cl_endpoint *endpoint, uint32_t group, uint32_t t
 
 /* ---- operations ---- */
 
-struct comparison {
-    struct cl_endpoint *endpoint;
-    uint32_t group, sequence;
-    uint16_t signature;
-    struct cl_peer *differs;
-};
-
-static void compare_unexpected(struct cl_message *message, void *argument)
-{
-    struct comparison *comparison = argument;
-    if (message->side == CL_MESSAGE_RECEIVE && !message->posted && message->id.group == comparison->group &&
-        message->id.sequence == comparison->sequence && cl_signatures_differ(message->signature, comparison->signature))
-        comparison->differs = comparison->endpoint->peers.list[message->peer];
-}
-
 int cl_endpoint_begin(struct cl_endpoint *endpoint, uint32_t group, uint32_t sequence, uint16_t signature)
 {
     if (!cl_signatures_add(&endpoint->signatures, group, sequence, signature))
         return CL_ENOMEM;
-    struct comparison comparison = {endpoint, group, sequence, signature, NULL};
-    if (endpoint->unexpected.used_bytes > 0)
-        cl_table_each(&endpoint->table, compare_unexpected, &comparison);
-    if (comparison.differs)
-        cl_endpoint_fail_group(endpoint, group, CL_EMISMATCH, comparison.differs->id);
+    struct cl_index_place *place = cl_index_find(&endpoint->unposted, cl_index_operation(group, sequence));
+    for (; place; place = cl_index_next(place)) {
+        const struct cl_message *message = CL_INDEX_THING(place, struct cl_message, operation);
+        if (!cl_signatures_differ(message->signature, signature))
+            continue;
+        cl_endpoint_fail_group(endpoint, group, CL_EMISMATCH, message->peer);
+        break;
+    }
     return CL_OK;
 }
 

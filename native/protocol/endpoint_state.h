@@ -28,6 +28,7 @@ struct cl_endpoint {
     struct cl_queue queue;
     struct cl_outbox outbox;
     struct cl_unexpected unexpected;
+    struct cl_index unposted; /* receives of collectives that are not posted, by operation */
     struct cl_announcements announcements;
     struct cl_closed_groups closed;
     struct cl_signatures signatures;

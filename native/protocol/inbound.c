@@ -25,6 +25,11 @@ static enum answer keep(struct cl_endpoint *endpoint, struct cl_peer *peer, stru
         receive = cl_table_add_receive(&endpoint->table, peer->id, id);
         if (receive && id->group & CL_GROUP_P2P)
             cl_announcements_add(&endpoint->announcements, receive);
+        else if (receive && !cl_index_add(&endpoint->unposted, &receive->message.operation,
+                                          cl_index_operation(id->group, id->sequence))) {
+            cl_messages_discard(endpoint, &receive->message);
+            receive = NULL;
+        }
     }
     if (receive && cl_unexpected_put(&endpoint->unexpected, &receive->unexpected, packet->offset, packet->flags,
                                      payload, packet->length)) {
@@ -89,11 +94,9 @@ static void on_ready(struct cl_endpoint *endpoint, struct cl_peer *peer, const s
                      uint64_t now_us)
 {
     cl_peer_note_ready(peer, packet->group, packet->sequence, now_us);
-    for (struct cl_message *message = peer->held.first, *next; message; message = next) {
-        next = message->next;
-        if (message->id.group != packet->group || message->id.sequence != packet->sequence)
-            continue;
-        struct cl_send *send = cl_message_as_send(message);
+    uint64_t operation = cl_index_operation(packet->group, packet->sequence);
+    for (struct cl_index_place *place; (place = cl_index_find(&peer->held_operations, operation));) {
+        struct cl_send *send = cl_message_as_send(CL_INDEX_THING(place, struct cl_message, operation));
         cl_peer_unhold(peer, send);
         send->accepted = true; /* there is room: no single packet first, see cl_peer_wary */
         cl_messages_requeue(endpoint, send, false);

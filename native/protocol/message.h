@@ -9,6 +9,7 @@
 #ifndef CL_PROTOCOL_MESSAGE_H
 #define CL_PROTOCOL_MESSAGE_H
 
+#include "protocol/index.h"
 #include "protocol/message_id.h"
 #include "protocol/ranges.h"
 #include "protocol/sink.h"
@@ -39,7 +40,8 @@ struct cl_message {
     uint64_t inline_arrived;
     uint32_t arrived_words; /* capacity of `arrived` */
 
-    struct cl_message *hash_next;
+    struct cl_index_place name;         /* in the table */
+    struct cl_index_place operation;    /* under its operation, among those that are held or not posted */
     struct cl_message *previous, *next; /* in the queue, among the held, the announced, the ending or the completed */
 };
 

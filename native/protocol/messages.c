@@ -10,6 +10,7 @@ static void unlink_send(struct cl_endpoint *endpoint, struct cl_peer *peer, stru
 
 static void unlink_receive(struct cl_endpoint *endpoint, struct cl_peer *peer, struct cl_receive *receive)
 {
+    cl_index_remove(&endpoint->unposted, &receive->message.operation);
     if (receive->announced)
         cl_announcements_remove(&endpoint->announcements, receive);
     if (receive->partial.ending)

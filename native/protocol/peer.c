@@ -24,6 +24,7 @@ void cl_peer_destroy(struct cl_peer *peer)
     for (uint16_t i = 0; i < peer->path_count; i++)
         cl_path_free(&peer->paths[i]);
     cl_history_free(&peer->history);
+    cl_index_free(&peer->held_operations);
     cl_controls_free(&peer->controls);
     cl_stops_free(&peer->stops);
     free(peer);
@@ -70,12 +71,16 @@ void cl_peer_hold(struct cl_peer *peer, struct cl_send *send, uint64_t now_us)
     }
     send->held = true;
     cl_message_list_append(&peer->held, &send->message);
+    /* without memory a READY does not find it: see CL_PEER_HELD_MAX_US */
+    struct cl_message_id id = send->message.id;
+    (void)cl_index_add(&peer->held_operations, &send->message.operation, cl_index_operation(id.group, id.sequence));
 }
 
 void cl_peer_unhold(struct cl_peer *peer, struct cl_send *send)
 {
     send->held = false;
     cl_message_list_remove(&peer->held, &send->message);
+    cl_index_remove(&peer->held_operations, &send->message.operation);
 }
 
 bool cl_peer_ready_since(const struct cl_peer *peer, const struct cl_message_id *id, uint64_t sent_us)

@@ -57,7 +57,8 @@ struct cl_peer {
 
     /* as a receiver: sends that it refused, first in, first out */
     struct cl_message_list held;
-    uint64_t held_us; /* when to try the first */
+    struct cl_index held_operations; /* the same by operation */
+    uint64_t held_us;                /* when to try the first */
     uint32_t held_wait_us;
     struct cl_peer_ready readies[CL_PEER_READIES];
     uint32_t ready_count;

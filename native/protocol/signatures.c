@@ -1,67 +1,92 @@
 #include "protocol/signatures.h"
 
 #include <stdlib.h>
-#include <string.h>
 
-#include "protocol/array.h"
+struct cl_signature_entry {
+    struct cl_signature value;
+    struct cl_index_place place; /* under its operation */
+    struct cl_signature_entry *previous, *next;
+};
 
-/* Searches from the latest one back, as that is the one most asked for. */
-static struct cl_signature *find(const struct cl_signatures *signatures, uint32_t group, uint32_t sequence)
+/* Finds the latest one. */
+static struct cl_signature_entry *find(const struct cl_signatures *signatures, uint32_t group, uint32_t sequence)
 {
-    for (uint32_t i = signatures->count; i-- > 0;)
-        if (signatures->list[i].sequence == sequence && signatures->list[i].group == group)
-            return &signatures->list[i];
-    return NULL;
+    struct cl_index_place *place = cl_index_find(&signatures->operations, cl_index_operation(group, sequence));
+    return place ? CL_INDEX_THING(place, struct cl_signature_entry, place) : NULL;
 }
 
 bool cl_signatures_add(struct cl_signatures *signatures, uint32_t group, uint32_t sequence, uint16_t signature)
 {
-    if (!cl_array_reserve(&signatures->list, signatures->count, &signatures->capacity, sizeof *signatures->list))
+    struct cl_signature_entry *entry = malloc(sizeof *entry);
+    if (!entry)
         return false;
-    signatures->list[signatures->count++] = (struct cl_signature){group, sequence, signature};
+    *entry = (struct cl_signature_entry){.value = {group, sequence, signature}, .previous = signatures->last};
+    if (!cl_index_add(&signatures->operations, &entry->place, cl_index_operation(group, sequence))) {
+        free(entry);
+        return false;
+    }
+    *(signatures->last ? &signatures->last->next : &signatures->first) = entry;
+    signatures->last = entry;
     return true;
 }
 
 uint16_t cl_signatures_find(const struct cl_signatures *signatures, uint32_t group, uint32_t sequence)
 {
-    const struct cl_signature *found = find(signatures, group, sequence);
-    return found ? found->signature : 0;
+    const struct cl_signature_entry *found = find(signatures, group, sequence);
+    return found ? found->value.signature : 0;
 }
 
 uint32_t cl_signatures_oldest(const struct cl_signatures *signatures, uint32_t group)
 {
     uint32_t oldest = UINT32_MAX;
-    for (uint32_t i = 0; i < signatures->count; i++)
-        if (signatures->list[i].group == group && signatures->list[i].sequence < oldest)
-            oldest = signatures->list[i].sequence;
+    for (const struct cl_signature_entry *entry = signatures->first; entry; entry = entry->next)
+        if (entry->value.group == group && entry->value.sequence < oldest)
+            oldest = entry->value.sequence;
     return oldest;
 }
 
 bool cl_signatures_any(const struct cl_signatures *signatures, uint32_t group, uint32_t first, uint32_t last)
 {
-    for (uint32_t i = 0; i < signatures->count; i++)
-        if (signatures->list[i].group == group && signatures->list[i].sequence >= first &&
-            signatures->list[i].sequence <= last)
+    if (last - first < signatures->operations.count) { /* fewer to look up than there are */
+        while (first != last && !find(signatures, group, first))
+            first++;
+        return find(signatures, group, first) != NULL;
+    }
+    for (const struct cl_signature_entry *entry = signatures->first; entry; entry = entry->next)
+        if (entry->value.group == group && entry->value.sequence >= first && entry->value.sequence <= last)
             return true;
     return false;
 }
 
+static void remove_entry(struct cl_signatures *signatures, struct cl_signature_entry *entry)
+{
+    if (signatures->turn == entry)
+        signatures->turn = entry->next;
+    *(entry->previous ? &entry->previous->next : &signatures->first) = entry->next;
+    *(entry->next ? &entry->next->previous : &signatures->last) = entry->previous;
+    cl_index_remove(&signatures->operations, &entry->place);
+    free(entry);
+}
+
 void cl_signatures_remove(struct cl_signatures *signatures, uint32_t group, uint32_t sequence)
 {
-    struct cl_signature *found = find(signatures, group, sequence);
-    if (!found)
-        return;
-    size_t after = (size_t)(signatures->list + --signatures->count - found);
-    memmove(found, found + 1, after * sizeof(*found));
+    struct cl_signature_entry *found = find(signatures, group, sequence);
+    if (found)
+        remove_entry(signatures, found);
 }
 
 struct cl_signature cl_signatures_next(struct cl_signatures *signatures)
 {
-    return signatures->count ? signatures->list[signatures->turn++ % signatures->count] : (struct cl_signature){0};
+    const struct cl_signature_entry *entry = signatures->turn ? signatures->turn : signatures->first;
+    if (!entry)
+        return (struct cl_signature){0};
+    signatures->turn = entry->next;
+    return entry->value;
 }
 
 void cl_signatures_free(struct cl_signatures *signatures)
 {
-    free(signatures->list);
-    *signatures = (struct cl_signatures){0};
+    while (signatures->first)
+        remove_entry(signatures, signatures->first);
+    cl_index_free(&signatures->operations);
 }

@@ -12,15 +12,17 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "protocol/index.h"
+
 struct cl_signature {
     uint32_t group, sequence;
     uint16_t signature;
 };
 
 struct cl_signatures {
-    struct cl_signature *list; /* in the order they began */
-    uint32_t count, capacity;
-    uint32_t turn; /* of cl_signatures_next */
+    struct cl_signature_entry *first, *last; /* in the order they began */
+    struct cl_signature_entry *turn;         /* of cl_signatures_next; NULL: the first */
+    struct cl_index operations;
 };
 
 /* False when there is no memory. */

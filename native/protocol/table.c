@@ -2,18 +2,11 @@
 
 #include <stdlib.h>
 
-static uint64_t hash(enum cl_message_side side, uint16_t peer, const struct cl_message_id *id)
+/* Different names may have the same key. */
+static uint64_t key(enum cl_message_side side, uint16_t peer, const struct cl_message_id *id)
 {
-    /* multiplicative hashing of the two halves of the name; the high bits are mixed best */
-    uint64_t where = ((uint64_t)id->group << 32 | (uint64_t)peer << 1 | (uint64_t)side) * 0x9E3779B97F4A7C15u;
-    uint64_t which = (uint64_t)id->sequence << 32 | id->index;
-    return ((where >> 29 ^ where) + which) * 0xD6E8FEB86659FD93u >> 20;
-}
-
-static struct cl_message **bucket(const struct cl_table *table, enum cl_message_side side, uint16_t peer,
-                                  const struct cl_message_id *id)
-{
-    return &table->buckets[hash(side, peer, id) & (table->bucket_count - 1)];
+    uint64_t where = (uint64_t)id->group << 32 | (uint64_t)peer << 1 | (uint64_t)side;
+    return cl_index_mix(cl_index_mix(where) + ((uint64_t)id->sequence << 32 | id->index));
 }
 
 static bool same(const struct cl_message *message, enum cl_message_side side, uint16_t peer,
@@ -21,25 +14,6 @@ static bool same(const struct cl_message *message, enum cl_message_side side, ui
 {
     return message->id.index == id->index && message->id.sequence == id->sequence && message->id.group == id->group &&
            message->peer == peer && message->side == side;
-}
-
-static bool grow(struct cl_table *table)
-{
-    struct cl_table grown = *table;
-    grown.bucket_count = table->bucket_count ? 2 * table->bucket_count : 256;
-    grown.buckets = calloc(grown.bucket_count, sizeof(struct cl_message *));
-    if (!grown.buckets)
-        return false;
-    for (uint32_t i = 0; i < table->bucket_count; i++)
-        for (struct cl_message *message = table->buckets[i], *next; message; message = next) {
-            next = message->hash_next;
-            struct cl_message **head = bucket(&grown, message->side, message->peer, &message->id);
-            message->hash_next = *head;
-            *head = message;
-        }
-    free(table->buckets);
-    *table = grown;
-    return true;
 }
 
 /* Allocates CL_TABLE_BLOCK structs of `bytes` bytes, each of which begins with its cl_message. */
@@ -64,12 +38,10 @@ static bool refill(struct cl_table_pool *pool, size_t bytes)
 static struct cl_message *find(const struct cl_table *table, enum cl_message_side side, uint16_t peer,
                                const struct cl_message_id *id)
 {
-    if (!table->count)
-        return NULL;
-    struct cl_message *message = *bucket(table, side, peer, id);
-    while (message && !same(message, side, peer, id))
-        message = message->hash_next;
-    return message;
+    struct cl_index_place *place = cl_index_find(&table->names, key(side, peer, id));
+    while (place && !same(CL_INDEX_THING(place, struct cl_message, name), side, peer, id))
+        place = cl_index_next(place);
+    return place ? CL_INDEX_THING(place, struct cl_message, name) : NULL;
 }
 
 struct cl_send *cl_table_find_send(const struct cl_table *table, uint16_t peer, const struct cl_message_id *id)
@@ -87,19 +59,19 @@ struct cl_receive *cl_table_find_receive(const struct cl_table *table, uint16_t 
 static struct cl_message *add(struct cl_table *table, struct cl_table_pool *pool, size_t bytes,
                               enum cl_message_side side, uint16_t peer, const struct cl_message_id *id)
 {
-    if ((table->count >= table->bucket_count && !grow(table)) || (!pool->free && !refill(pool, bytes)))
+    if (!pool->free && !refill(pool, bytes))
         return NULL;
-    struct cl_message *message = pool->free, **head = bucket(table, side, peer, id);
-    pool->free = message->next;
+    struct cl_message *message = pool->free, *next = message->next;
+    if (!cl_index_add(&table->names, &message->name, key(side, peer, id)))
+        return NULL;
+    pool->free = next;
     *message = (struct cl_message){.id = *id,
                                    .peer = peer,
                                    .side = (uint8_t)side,
+                                   .name = message->name,
                                    .generation = message->generation,
                                    .arrived = message->arrived,
-                                   .arrived_words = message->arrived_words,
-                                   .hash_next = *head};
-    *head = message;
-    table->count++;
+                                   .arrived_words = message->arrived_words};
     return message;
 }
 
@@ -131,11 +103,7 @@ struct cl_receive *cl_table_add_receive(struct cl_table *table, uint16_t peer, c
 
 void cl_table_remove(struct cl_table *table, struct cl_message *message)
 {
-    struct cl_message **link = bucket(table, message->side, message->peer, &message->id);
-    while (*link != message)
-        link = &(*link)->hash_next;
-    *link = message->hash_next;
-    table->count--;
+    cl_index_remove(&table->names, &message->name);
     message->generation++;
 }
 
@@ -148,10 +116,10 @@ void cl_table_recycle(struct cl_table *table, struct cl_message *message)
 
 void cl_table_each(struct cl_table *table, void (*visit)(struct cl_message *message, void *argument), void *argument)
 {
-    for (uint32_t i = 0; i < table->bucket_count; i++)
-        for (struct cl_message *message = table->buckets[i], *next; message; message = next) {
-            next = message->hash_next;
-            visit(message, argument);
+    for (uint32_t i = 0; i < table->names.bucket_count; i++)
+        for (struct cl_index_place *place = table->names.buckets[i], *next; place; place = next) {
+            next = place->next;
+            visit(CL_INDEX_THING(place, struct cl_message, name), argument);
         }
 }
 
@@ -171,6 +139,6 @@ void cl_table_free(struct cl_table *table)
     }
     free(table->sends.blocks);
     free(table->receives.blocks);
-    free(table->buckets);
+    cl_index_free(&table->names);
     *table = (struct cl_table){0};
 }

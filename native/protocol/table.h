@@ -18,9 +18,7 @@ struct cl_table_pool {
 };
 
 struct cl_table {
-    struct cl_message **buckets;
-    uint32_t bucket_count; /* a power of two */
-    uint32_t count;
+    struct cl_index names;
     struct cl_table_pool sends, receives;
 };
 

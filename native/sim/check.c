@@ -345,7 +345,7 @@ void sim_check_attack(struct sim_world *world, struct sim_rank *rank)
     struct cl_endpoint *endpoint = rank->endpoint;
     struct cl_engine_stats before = endpoint->stats;
     const struct cl_peer *urgent = endpoint->peers.urgent_last;
-    uint32_t messages = endpoint->table.count;
+    uint32_t messages = endpoint->table.names.count;
     uint64_t timer_us = cl_endpoint_next_timeout(endpoint), now_us = sim_driver_now_us(&rank->driver);
     uint8_t *bytes = sim_new(world->scenario->datagram_bytes, 1);
     uint32_t length = make_attack(world, rank, bytes);
@@ -358,7 +358,7 @@ void sim_check_attack(struct sim_world *world, struct sim_rank *rank)
         endpoint->stats.packets_duplicate != before.packets_duplicate ||
         endpoint->stats.payload_bytes_received != before.payload_bytes_received)
         sim_world_fail(world, "rank %u takes an attacker's packet for one of its job", rank->id);
-    if (endpoint->peers.urgent_last != urgent || endpoint->table.count != messages ||
+    if (endpoint->peers.urgent_last != urgent || endpoint->table.names.count != messages ||
         cl_endpoint_next_timeout(endpoint) != timer_us)
         sim_world_fail(world, "rank %u is about to answer an attacker, or remembers it", rank->id);
 }

@@ -365,9 +365,9 @@ TEST(test_no_room_and_nobody_waits)
     send(town, 0, 2, 2, 10, 2);
     send(town, 1, 2, 2, 10, 3);
     network_run_until(town->network, network_now_us(town->network) + 100000);
-    CHECK_EQ(endpoint->table.count, 3);
+    CHECK_EQ(endpoint->table.names.count, 3);
     cl_mailbox_free(&town->ranks[2].mailbox);
-    CHECK_EQ(endpoint->table.count, 1);
+    CHECK_EQ(endpoint->table.names.count, 1);
     CHECK(endpoint->announcements.messages.first == endpoint->announcements.messages.last &&
           endpoint->announcements.messages.first != NULL);
     CHECK_EQ(endpoint->announcements.wanted_count, 0);

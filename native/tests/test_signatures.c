@@ -15,7 +15,7 @@ TEST(test_in_flight_only)
     cl_signatures_remove(&signatures, 3, 7); /* never began */
     CHECK_EQ(cl_signatures_find(&signatures, 1, 7), 0);
     CHECK_EQ(cl_signatures_find(&signatures, 2, 7), 200);
-    CHECK_EQ(signatures.count, 2);
+    CHECK_EQ(signatures.operations.count, 2);
 }
 
 TEST(test_oldest)
@@ -53,7 +53,7 @@ TEST(test_many)
         CHECK(cl_signatures_add(&signatures, 5, i, (uint16_t)(i + 1)));
     for (uint32_t i = 0; i < 1000; i += 2)
         cl_signatures_remove(&signatures, 5, i);
-    CHECK_EQ(signatures.count, 500);
+    CHECK_EQ(signatures.operations.count, 500);
     for (uint32_t i = 0; i < 1000; i++)
         CHECK_EQ(cl_signatures_find(&signatures, 5, i), i % 2 ? i + 1 : 0);
 }

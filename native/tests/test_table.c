@@ -73,7 +73,7 @@ TEST(test_thousands)
         CHECK(cl_table_add_receive(&table, (uint16_t)(i % 5), &id) != NULL);
     }
     cl_table_each(&table, count_and_remove_odd, &table);
-    CHECK_EQ(table.count, 2500);
+    CHECK_EQ(table.names.count, 2500);
     for (uint32_t i = 0; i < 5000; i++) {
         struct cl_message_id id = {7, i / 100, i};
         struct cl_receive *receive = cl_table_find_receive(&table, (uint16_t)(i % 5), &id);
