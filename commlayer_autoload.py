@@ -79,7 +79,7 @@ def _take_place(dist: Any) -> None:
     real = c10d._new_process_group_helper  # all ways to make a group lead here, also those of torch's own modules
     if getattr(real, "takes_place", False):
         return
-    dist.Backend.default_device_backend_map["cpu"] = NAME  # for hosts that ask for the backend of a device
+    dist.Backend.default_device_backend_map["cpu"] = NAME  # some hosts ask for the backend of a device
 
     @functools.wraps(real)
     def make(size: int, rank: int, ranks: Any, backend: Any, *args: Any, **kwargs: Any) -> Any:

@@ -47,7 +47,7 @@ TARGET = (0.03, "feedback")
 """The condition that should not be distinguishable from exact training."""
 SEEDS = (1, 2, 3)
 MODEL: dict[str, Any] = {
-    "width": 96,  # with short packets: messages just long enough to lose 0.1 % of their packets
+    "width": 96,  # packets are short: messages are just long enough to lose 0.1 % of them
     "layers": 5,
     "steps": 120,
     "validate_every": 12,

@@ -286,7 +286,7 @@ def _rows(seeds: Sequence[dict[str, Log]]) -> list[str]:
 def measure(content: dict[str, Any], seeds: Sequence[int]) -> None:
     """Trains what the results lack, seed by seed, and writes them after each model of a seed."""
     content.setdefault("runs", [])
-    about = machine.facts()  # before the results, a tracked file, change
+    about = machine.facts()  # taken before the results, a tracked file, change
     for seed in seeds:
         for name in MODELS:
             if seed in whole_seeds(content["runs"], name):

@@ -72,7 +72,7 @@ def width_of(scenario: Scenario, forward_s: float = FORWARD_S) -> int:
     """Width of the layers, with which communication at the link's rate is as long as forward and backward."""
     rate, hosts = scenario.payload_gb_s, scenario.hosts
     assert rate is not None
-    sent = rate * 1e9 * 3 * forward_s  # during one layer's forward and backward
+    sent = rate * 1e9 * 3 * forward_s  # bytes sent during one layer's forward and backward
     return int((sent * hosts / (2 * (hosts - 1)) / 4) ** 0.5)
 
 

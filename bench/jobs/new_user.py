@@ -25,7 +25,7 @@ def load_batch(rank: int, step: int, bug: str) -> Tensor:
     if rank == BUGGY and bug == "slow":
         time.sleep(0.1)
     if rank == BUGGY and bug == "stuck" and step == AT:
-        time.sleep(3600)  # as a file system that does not answer
+        time.sleep(3600)  # acts as a file system that does not answer
     generator = torch.Generator().manual_seed(1000 * step + rank)
     return torch.randn(8, 512, generator=generator)
 
@@ -38,7 +38,7 @@ def log_metrics(loss: Tensor, rank: int, step: int, bug: str) -> None:
             dist.broadcast(loss, 0)
             return
         if bug == "kill":
-            os.kill(os.getpid(), signal.SIGKILL)  # as the kernel's out-of-memory killer
+            os.kill(os.getpid(), signal.SIGKILL)  # does as the kernel's out-of-memory killer
     dist.all_reduce(loss)
     if rank == 0 and step % AT == 0:
         print(f"step {step}: loss {loss.item() / dist.get_world_size():.4f}", flush=True)

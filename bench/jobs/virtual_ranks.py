@@ -104,7 +104,7 @@ class PacketLoss:
             [slice(at, min(at + each, shard.stop)) for shard in others for at in range(shard.start, shard.stop, each)]
             for others in ([shard for i, shard in enumerate(shards) if i != rank] for rank in range(len(shards)))
         ]
-        self._protects = []  # by rank: [i, j] is true if packet i is protected after packet j was lost
+        self._protects = []  # one per rank: [i, j] is true if packet i is protected after packet j was lost
         for packets in self.packets:
             first = np.array([packet.start // map_values for packet in packets])
             last = np.array([(packet.stop - 1) // map_values for packet in packets])

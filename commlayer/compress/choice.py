@@ -133,7 +133,7 @@ class Choice:
         self.unavailable |= unavailable or {}
         self._by_name = {each.codec: each for each in candidates}
         self._share = share
-        self._start = "bf16"  # until the first decision: it has the range of float32
+        self._start = "bf16"  # used until the first decision: it has the range of float32
         self.codecs: list[str] = []
         """One per bucket; empty until the first decision, and after the buckets have changed."""
         self.decisions: list[Decision] = []

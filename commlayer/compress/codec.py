@@ -66,7 +66,7 @@ class Codec:
 
 _PAIRS: dict[str, CodecPair | None] = {
     "none": None,
-    "auto": None,  # until a Choice has named one
+    "auto": None,  # none until a Choice has named one
     "f16": CodecPair("f16", "f16"),
     "bf16": CodecPair("bf16", "bf16"),
     "int8": CodecPair("int8", "int8"),

@@ -53,11 +53,11 @@ class Feedback:
         self.dtype = dtype
         self._kept: dict[Tensor, list[Stretch]] = {}
         self._numbers: dict[Tensor, int] = {}
-        self._restored: dict[int, list[Stretch]] = {}  # by number, of parameters that have not been met since
-        self._restored_sizes: list[int] = []  # by number
-        self._restored_orders: list[list[int]] = []  # by number; empty: saved by a former version
+        self._restored: dict[int, list[Stretch]] = {}  # stretches by number, of parameters not met since
+        self._restored_sizes: list[int] = []  # sizes by number
+        self._restored_orders: list[list[int]] = []  # orders by number; empty: saved by a former version
         self._rank: int | None = None  # the rank whose residual this is; None: not known yet
-        self._loss_scale = 1.0  # of the residual
+        self._loss_scale = 1.0  # the scale of the residual
 
     def __bool__(self) -> bool:
         return bool(self._kept or self._restored)
@@ -175,7 +175,7 @@ class Feedback:
         lost = [(start, end) for _, start, end in _by_parameter(buffer, starts, missing)]
         for index, start, end in _by_parameter(buffer, starts, _merged(kept)):
             parameter, offset = parameters[index], start - starts[index]
-            part = torch.nan_to_num(buffer[start:end], nan=0.0, posinf=0.0, neginf=0.0)  # of a lost packet, perhaps
+            part = torch.nan_to_num(buffer[start:end], nan=0.0, posinf=0.0, neginf=0.0)  # NaN may come of a lost packet
             if not part.any():
                 continue
             stretches = self._kept.setdefault(parameter, [])  # not empty: the residual of an unused parameter waits

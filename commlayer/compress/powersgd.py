@@ -68,8 +68,8 @@ class PowerSgd:
         self.min_compression = number(min_compression)
         if not 1 <= self.min_compression < math.inf:
             raise ConfigError(f"PowerSgd(min_compression={min_compression!r}): use a finite number from 1, as 2.0")
-        self._errors: dict[int, Tensor] = {}  # by parameter, (rows, columns)
-        self._right: dict[int, Tensor] = {}  # by parameter, (rank, columns)
+        self._errors: dict[int, Tensor] = {}  # (rows, columns) by parameter
+        self._right: dict[int, Tensor] = {}  # (rank, columns) by parameter
         self._restored: set[int] = set()  # parameters that have not been met since
 
     def compress(

@@ -194,7 +194,7 @@ class GradientNorm(Tolerance):
         self.critical = True
         """Whether `low` holds."""
         self._former = 0.0  # the norm of the window before; 0: not known
-        self._squares: dict[int, dict[int, float]] = {}  # of this window, by step and bucket
+        self._squares: dict[int, dict[int, float]] = {}  # squares of this window, by step and bucket
 
     def begin(self, step: int, agree: Agree) -> None:
         """See `Tolerance.begin`."""

@@ -111,7 +111,7 @@ def _stage_time(costs: Costs, stages: int, *, overlap: bool, recompute: bool) ->
 
 def _min_max(layers: int, stages: int, cost: StageCost) -> tuple[tuple[int, ...], float]:
     """Cuts with the least maximum of the stages' costs, and that maximum. Every stage has a layer."""
-    best = {0: 0.0}  # of the first layers, in the stages so far
+    best = {0: 0.0}  # costs of the first layers, in the stages so far
     before: list[dict[int, int]] = []
     for stage in range(stages):
         ends = [layers] if stage == stages - 1 else range(stage + 1, layers - (stages - stage - 1) + 1)

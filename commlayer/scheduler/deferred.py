@@ -227,7 +227,7 @@ class DeferredStep:
 
     def _has_other_hooks(self) -> bool:
         of_all = [*_global_optimizer_pre_hooks.values(), *_global_optimizer_post_hooks.values()]
-        of_all = [hook for hook in of_all if not getattr(hook, "reads_nothing", False)]  # as that of a trial
+        of_all = [hook for hook in of_all if not getattr(hook, "reads_nothing", False)]  # such is that of a trial
         return len(_hooks_of(self.optimizer)) + len(of_all) > len(self._hooks)
 
     def _apply(self, claim: Claim) -> None:

@@ -76,7 +76,7 @@ class Link:
         self.serving: tuple[Urgency, int, Transfer] | None = None
         self.started = 0.0
         self.number = 0
-        self.load_s = 0.0  # of all transfers so far
+        self.load_s = 0.0  # the load of all transfers so far
 
     def send(self, transfer: Transfer) -> None:
         self.number += 1

@@ -86,7 +86,7 @@ class Agent:
         while not self._stop.is_set():
             left_s = due_s - time.monotonic()
             if link.poll(1e3 * min(max(left_s, 0.0), LOOK_S)):
-                with contextlib.suppress(ValueError):  # of another version
+                with contextlib.suppress(ValueError):  # the sample is of another version
                     self._hear(link, rank, link.recv_multipart())
             while self._reports:
                 number, step = self._reports.popleft()

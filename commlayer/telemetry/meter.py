@@ -152,7 +152,7 @@ class Exposure:
         self._counts: dict[int, int] = {}
         self._marks: list[Mark] = []
         self._lagged_s: float | None = None
-        self._waits_s = 0.0  # of the operations since steps were counted, for the rank that came last
+        self._waits_s = 0.0  # waits of the operations since steps were counted, for the rank that came last
         self._operations = 0  # these operations
 
     def update(self, meter: Meter, groups: Sequence[Calls], lagged_s: float = 0.0) -> None:

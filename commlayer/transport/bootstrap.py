@@ -157,7 +157,7 @@ class Rendezvous:
         except dist.DistNetworkError:
             raise
         except RuntimeError:
-            return all(self.store.check([key]) for key in keys)  # at the last moment
+            return all(self.store.check([key]) for key in keys)  # they may come at the last moment
         return True
 
     def _missing(self, ranks: list[str]) -> list[int]:

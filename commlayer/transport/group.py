@@ -66,9 +66,9 @@ class NativeGroup:
         self._lock = threading.Lock()
         self._idle = threading.Condition(self._lock)
         self._calls = 0  # threads inside the native group; it is freed when there are none
-        self._plans: dict[int, tuple[int, Any]] = {}  # by id(plan), as long as the plan lives: its address and owner
-        self._requests: list[tuple[Any, Any]] = []  # for reuse, without a Qos: request and its bytes
-        self._failure: tuple[int | None, str] = (None, "")  # of a closed group: the culprit, and details
+        self._plans: dict[int, tuple[int, Any]] = {}  # each living plan's address and owner, by id(plan)
+        self._requests: list[tuple[Any, Any]] = []  # requests without a Qos for reuse, and their bytes
+        self._failure: tuple[int | None, str] = (None, "")  # a closed group's culprit, and details
         self._end = lib.CL_ECLOSED  # the status of operations on a closed group
         self._peers = peers
         self.on_failure: Callable[[], None] = lambda: None
@@ -220,7 +220,7 @@ class NativeGroup:
         """Ends everything in flight, and the use of the engine. Idempotent."""
         if self.diagnosis.waits is not None:
             self.diagnosis.waits.close()
-        self.engine.lags.close(id(self))  # before the group goes: no thread reads its lags from here on
+        self.engine.lags.close(id(self))  # the group goes after this: no thread reads its lags from here on
         with self._lock:
             group, self._group = self._group, None
             if group is None:

@@ -121,7 +121,7 @@ class Engine:
     """The native engine of this process: its thread, sockets and peers."""
 
     _shared: ClassVar[Engine | None] = None
-    _last_report: ClassVar[Report | None] = None  # of the latest shared engine that was closed
+    _last_report: ClassVar[Report | None] = None  # the report of the latest shared engine that was closed
     _users: ClassVar[int] = 0
     _guard: ClassVar[threading.Lock] = threading.Lock()
 

@@ -244,7 +244,7 @@ class StallWatch:
             log.warning("%s skips a malformed note in the Store: %s", waits.own_name, error)
             return
         if note["group"] != waits.name:
-            return  # of another group of this process
+            return  # it is of another group of this process
         waits.notes.delete_key(key)
         if waits.calls.collective_count < note["sequence"]:  # else it has come meanwhile
             peer = waits.descriptions[waits.rank]["peer"]
@@ -262,7 +262,7 @@ class StallWatch:
             asks = False
             try:
                 asks, failures = self.look(), 0
-            except (RuntimeError, ValueError):  # of a Store whose process is gone
+            except (RuntimeError, ValueError):  # the Store's process is gone
                 failures += 1
                 log.debug("a Store does not answer: no warnings of operations that wait", exc_info=True)
 

@@ -50,8 +50,8 @@ def main(backend: str | None) -> None:
             ),
             run_config=ray.train.RunConfig(storage_path=folder, name="job"),
         )
-        result: Any = trainer.fit()  # without a checkpoint, its metrics are None
-        print(json.dumps(result.return_value))  # of rank 0
+        result: Any = trainer.fit()  # its metrics are None without a checkpoint
+        print(json.dumps(result.return_value))  # that of rank 0
         ray.shutdown()
 
 

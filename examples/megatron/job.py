@@ -92,7 +92,7 @@ def train(options: argparse.Namespace) -> None:
             run = functools.partial(get_forward_backward_func(), forward_step_func=forward, forward_only=False)
             done = run(model=chunks, data_iterator=[iter(data) for _ in chunks], **SIZES)
         stepper.step()
-        if done:  # on ranks of the last stage
+        if done:  # ranks of the last stage are
             loss = torch.stack([each["loss"] for each in done]).mean()
             dist.all_reduce(loss, group=replicas)
             if dist.get_rank() == dist.get_world_size() - 1:

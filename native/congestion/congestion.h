@@ -63,13 +63,13 @@ struct cl_congestion_ack {
     struct cl_congestion_timing timing;
 };
 
-/* For a peer's acknowledgements: what arrives at an interface. */
+/* What arrives at an interface, for a peer's acknowledgements. */
 struct cl_congestion_port {
     uint32_t rate; /* bytes per millisecond; 0: not known yet */
     uint32_t senders;
 };
 
-/* For statistics. */
+/* The state of a path, for statistics. */
 struct cl_congestion_report {
     uint64_t window_bytes;
     uint64_t rate_bytes;                    /* per second, of the path; 0: not paced */
@@ -79,7 +79,7 @@ struct cl_congestion_report {
 
 void cl_congestion_nic_init(struct cl_congestion_nic *nic, uint32_t datagram_bytes);
 void cl_congestion_init(struct cl_congestion *congestion, struct cl_congestion_nic *nic, uint32_t datagram_bytes);
-/* To be called before a path is initialised again: its interface forgets it. */
+/* It must be called before a path is initialised again: its interface forgets it. */
 void cl_congestion_leave(struct cl_congestion *congestion);
 
 /* ---- events; bytes are those of datagrams, headers included ---- */

@@ -123,13 +123,13 @@ class HookState:
         self._begun = False  # a step, since this state was made or loaded
         self._choice: Choice | None = None
         self._choice_state: dict[str, Any] = {"values": [], "codecs": []}
-        self._buckets = 0  # of the last step; 0: not known
+        self._buckets = 0  # those of the last step; 0: not known
         self._group: CommProcessGroup | None = None
         self._memory: dict[tuple[int, str], Tensor] = {}
         self._commit = Commit()
         self.in_flight = InFlight()
         """Reductions of buckets on a device."""
-        self._world_size = 0  # of the group; 0: not known yet
+        self._world_size = 0  # that of the group; 0: not known yet
         self._changes = Changes()
         self._restored_fine: list[int] | None = None  # numbers of the parameters that were fine when it was saved
 
@@ -209,7 +209,7 @@ class HookState:
                 raise ConfigError("this HookState was saved with a tolerance: set its `tolerance` to an equal one")
             self.tolerance.load_state_dict(self._tolerance_state)
             self._tolerance_state = None
-        watched = meter.is_on  # on all ranks, or on none: they compare COMMLAYER_TOP
+        watched = meter.is_on  # all ranks watch, or none: they compare COMMLAYER_TOP
         if not self._begun and (self.tolerance is not None or self.policy.codec != "none" or watched):
             self.steps = int(self._largest(self.steps))  # a rank that is new in the job begins where the others are
         if watched:

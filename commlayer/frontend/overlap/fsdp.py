@@ -173,7 +173,7 @@ def defer_collectives(groups: dict[Any, Any], policy: Policy | None, handle: Sta
         comm = DeferredReduceScatter(_given_policy(group), policy, 3 * number, handle, group)
         module.set_custom_reduce_scatter(comm)
         gather = getattr(group, "_all_gather_comm", None)
-        if isinstance(gather, WeightAllGather):  # of compress_fsdp, or of an earlier overlap
+        if isinstance(gather, WeightAllGather):  # compress_fsdp made it, or an earlier overlap
             gather.set_priority(URGENT)
         else:
             of_weights = dataclasses.replace(comm.policy, codec="none", priority=URGENT)

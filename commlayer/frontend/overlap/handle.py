@@ -112,7 +112,7 @@ class Overlap:
         """The forward of a module starts."""
         needs = self._order.needs.get(module)
         if needs is None:
-            return  # of a copy of the model
+            return  # it is in a copy of the model
         if self._is_watching and not self._order.is_learned:
             self._order.enter(module)
         self._deferred.use(needs)

@@ -70,7 +70,7 @@ def _begin(model: DistributedDataParallel, _: Any) -> None:
     if not torch.is_grad_enabled():
         return
     for number, hook in list(model._forward_pre_hooks.items()):
-        if hook is _begin:  # by the function: a copy of the model has a copy of the hook
+        if hook is _begin:  # the function decides: a copy of the model has a copy of the hook
             del model._forward_pre_hooks[number]
             model._forward_pre_hooks_with_kwargs.pop(number, None)
     if model._comm_hooks:

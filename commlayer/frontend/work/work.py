@@ -195,7 +195,7 @@ class CommWork(Work):
         if error is None:
             try:
                 if self.device is not None and self.handle is not None:
-                    self.handle.wait()  # of several operations, each may have its results on another stream
+                    self.handle.wait()  # several operations may have their results on different streams
                 self.settle()
             except Exception as failure:
                 error = failure

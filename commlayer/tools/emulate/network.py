@@ -127,7 +127,7 @@ class Network:
         for nic in self.scenario.nics_of(event.nic):
             now, port = self._links[event.host][nic], self.switch_port(event.host, nic)
             if event.action in ("link_down", "link_up"):
-                # at the switch's end: the host loses its carrier, as with a cable, and keeps address and route
+                # the switch's end goes down: the host loses its carrier, as with a cable, and keeps address and route
                 call(f"ip -n {self.switch} link set {port} {event.action.removeprefix('link_')}")
             elif event.rate_bps is not None:
                 now = dataclasses.replace(now, rate_bps=event.rate_bps)

@@ -115,7 +115,7 @@ def wait(processes: Sequence[subprocess.Popen[bytes]], grace_s: float, poll: Cal
     deadline_s = float("inf")
     while time.monotonic() < deadline_s:
         statuses = [process.poll() for process in processes]
-        poll()  # after the statuses: it may be the reason why the last process ended
+        poll()  # it follows the statuses: it may be the reason why the last process ended
         if failed is None:
             failed = next((rank for rank, status in enumerate(statuses) if status), None)
             if failed is not None:

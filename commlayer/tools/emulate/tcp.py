@@ -37,7 +37,7 @@ def allow(algorithms: Sequence[str]) -> None:
         if not extra:
             return
         file.write("".join(f"{algorithm}\n" for algorithm in extra))
-        file.flush()  # before the list changes: this process may be killed at any time
+        file.flush()  # it is written before the list changes: this process may be killed at any time
         try:
             _ALLOWED.write_text(" ".join([*allowed, *extra]))
         except OSError as error:

@@ -17,7 +17,7 @@ _HOPS_MAX = 8
 _HOP_TRIES = 3
 _FAR_S = 0.02  # round trips from here on are measured by fewer pings
 _CHUNK, _FAST_CHUNK = 4, 32  # packets of one port before the next has its turn
-_FAST_BPS = 1e9  # from here on packets leave at once
+_FAST_BPS = 1e9  # packets leave at once from here on
 SILENT = "*"
 """A hop that does not answer."""
 

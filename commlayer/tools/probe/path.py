@@ -30,7 +30,7 @@ PORTS_MAX = 32
 _TRIES = 8
 _PINGS = 100
 _PING_SPACE_S = 0.001
-_SHARE = 0.3  # of the measured rate, for the steady train: no queue grows
+_SHARE = 0.3  # share of the measured rate, for the steady train: no queue grows
 _TRAIN_PER_S = 4000.0
 _SMALLEST = 64
 _BURST_PACKETS = 600  # in a burst, if it is not too long
@@ -38,7 +38,7 @@ _BURST_LIMIT_S = 1.0
 _TRAIN_LIMIT_S = 2.0
 _BLOCKED_SHARE = 0.1
 _CROSSED_S = 0.8
-_BUSY_SHARE = 0.97  # of the CPU: then the rate says nothing about the network
+_BUSY_SHARE = 0.97  # share of the CPU: then the rate says nothing about the network
 _SLOWER = 0.8
 
 
@@ -238,7 +238,7 @@ class Measurement:
         if summary is None:
             return
         busy, ticks = after[0] - before[0], after[1] - before[1]
-        is_waiting = sent.blocked_s > _BLOCKED_SHARE * sent.seconds  # for its interface, and not for a CPU
+        is_waiting = sent.blocked_s > _BLOCKED_SHARE * sent.seconds  # it waits for its interface, and not for a CPU
         is_own = _is_own_limit(sent, summary, size) or (busy > _BUSY_SHARE * ticks and not is_waiting)
         idle_us = self.sample.rtt_us[0] if self.sample.rtt_us else 0.0
         self.sample.crossed = Crossed(
@@ -282,7 +282,7 @@ def _cpu_ticks() -> tuple[int, int]:
     """Ticks in which the CPUs of this machine were busy, and all ticks."""
     with open("/proc/stat", encoding="ascii") as stat:
         ticks = [int(each) for each in stat.readline().split()[1:9]]
-    return sum(ticks) - ticks[3] - ticks[4], sum(ticks)  # without idle and waiting for disks
+    return sum(ticks) - ticks[3] - ticks[4], sum(ticks)  # the busy ticks lack idle and waiting for disks
 
 
 def measure(

@@ -58,7 +58,7 @@ def _map(report: Report, samples: Sequence[Sample], network: str, console: Conso
     for sample in samples:
         ends = sample.way.source, sample.way.target
         if ends not in cells or sample.rate_bps < cells[ends].rate_bps:
-            cells[ends] = sample  # of several paths the slowest
+            cells[ends] = sample  # the slowest of several paths
     most = max((sample.rate_bps for sample in samples), default=0.0)
     if len(hosts) > _MAP_MAX:
         console.print(f"\n{len(hosts)} hosts: too many for a map here; use --png FILE")

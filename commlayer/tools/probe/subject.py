@@ -11,7 +11,7 @@ from .sample import Way
 Kind = Literal["path", "pair", "host", "network", "all"]
 Direction = Literal["sending", "receiving", "both"]
 
-_HOST_SHARE = 0.6  # of a host's paths that are bad: a short measurement may miss a defect on one of three
+_HOST_SHARE = 0.6  # share of a host's paths that are bad: a short measurement may miss a defect on one of three
 _NETWORK_SHARE = 0.9
 
 

@@ -105,9 +105,9 @@ def consistent(bounds: Matrix) -> tuple[list[int], dict[int, float]]:
     kept, aside = list(range(len(bounds))), dict[int, float]()
     while True:
         part = bounds[np.ix_(kept, kept)]
-        excess = np.minimum(part + part.T, 0.0)  # of pairs
+        excess = np.minimum(part + part.T, 0.0)  # the excess of pairs
         if not excess.any():
-            excess = np.diag(np.minimum(np.diagonal(tightened(part)), 0.0))  # of longer circles
+            excess = np.diag(np.minimum(np.diagonal(tightened(part)), 0.0))  # the excess of longer circles
         if not excess.any():
             return kept, aside
         worst = len(kept) - 1 - int(np.argmin(excess.sum(axis=1)[::-1]))

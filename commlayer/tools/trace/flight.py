@@ -80,7 +80,7 @@ def _operation(entry: Mapping[str, Any], rank: int, groups: Mapping[str, tuple[i
         nbytes=int(entry["bytes"]),
         inputs=_elements(entry["input_sizes"]),
         label=str(entry.get("label", "")),
-        outputs=0 if name == "reduce_scatter_v" else _elements(entry["output_sizes"]),  # of this rank: not known
+        outputs=0 if name == "reduce_scatter_v" else _elements(entry["output_sizes"]),  # this rank's are not known
         arguments={name: value for name, value in shown.items() if value not in (None, [])},
     )
 

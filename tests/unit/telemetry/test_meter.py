@@ -129,7 +129,7 @@ def test_exposure_is_that_of_whole_steps() -> None:
 
 
 def test_waits_for_late_ranks_are_told_apart() -> None:
-    """Of a step with three operations of 0.5 s, each waits 0.3 s for the last rank; the training waits for the tail."""
+    """Three operations of 0.5 s in a step each wait 0.3 s for the last rank; the training waits for the tail."""
     calls, exposure, meter = Calls(), Exposure(), Meter()
     exposure.update(meter, [calls], 7.0)
     meter._marks.extend([mark(10.0, 0), mark(12.0, 1)])
