@@ -17,6 +17,7 @@ from typing import Any
 
 from ..config import Config
 from ..errors import ConfigError
+from ..transport.fork import disowned_in_children
 from ..transport.log import log
 from . import curve
 from .collector import ANSWER, APPLIED, CHANGE, DROP, END, SAMPLE, Collector
@@ -52,6 +53,7 @@ class Agent:
         self._reports: deque[tuple[int, int]] = deque()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="commlayer-top", daemon=True)
+        disowned_in_children(self)
 
     def start(self) -> None:
         """Begins."""
@@ -59,6 +61,12 @@ class Agent:
         if self._collector is not None:
             self._collector.start()
         self._thread.start()
+
+    def disown(self) -> None:
+        """See `fork.Owned`. pyzmq leaves the sockets of another process alone."""
+        global _guard, _running
+        _guard, _running = threading.Lock(), None
+        meter.turn_off()
 
     def stop(self) -> None:
         """Tells rank 0 that this rank has left, and ends the threads."""

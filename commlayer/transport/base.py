@@ -159,9 +159,15 @@ class Group(Protocol):
     staging_bytes: int
     """Staging memory per rank that a plan may address with CL_STAGING."""
 
+    is_inherited: bool
+    """Whether this process is a forked child of the one that made the group: all operations raise ClosedError."""
+
     @property
     def who(self) -> str:
         """This rank of the job and the group: the beginning of errors."""
+
+    def check_process(self) -> None:
+        """Raises ClosedError in a forked child of the process that made the group."""
 
     def submit(self, request: Request, call: Call | None = None) -> Handle:
         """Starts an operation. The caller keeps its memory alive until the handle is done. Errors describe `call`.

@@ -12,6 +12,8 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from .fork import disowned_in_children
+
 CONNECTIONS_MAX = 16
 """Connections at once. A further one ends the oldest."""
 
@@ -34,6 +36,15 @@ class BoundedServer(ThreadingHTTPServer):
         if ":" in address[0]:
             self.address_family = socket.AF_INET6
         super().__init__(address, handler)
+        disowned_in_children(self)
+
+    def disown(self) -> None:
+        """See `fork.Owned`: a child that held the port would keep it from the next run of the job."""
+        self.socket.close()
+
+    def is_open(self) -> bool:
+        """Whether it has its port."""
+        return self.socket.fileno() >= 0
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Answers in a thread, or refuses a connection for which there is no room."""

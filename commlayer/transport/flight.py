@@ -26,6 +26,7 @@ from typing import Any
 
 from ..errors import ConfigError
 from .call import COLLECTIVES_KEPT, Call, Calls, Shapes
+from .fork import disowned_in_children
 from .whole_file import whole_file
 
 FORMAT_VERSION = "2.10"
@@ -156,6 +157,11 @@ class Recorder:
     """The groups of a process. Any thread may call."""
 
     def __init__(self) -> None:
+        self.disown()
+        disowned_in_children(self)
+
+    def disown(self) -> None:
+        """Begins anew, without a group. See `fork.Owned`."""
         self._lock = threading.Lock()
         self._open: dict[int, GroupRecord] = {}
         self._closed: deque[dict[str, Any]] = deque(maxlen=CLOSED_KEPT)

@@ -5,15 +5,17 @@ Every call into the engine releases the GIL.
 
 from __future__ import annotations
 
+import os
 import struct
 import threading
 import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..errors import CommError, ConfigError
+from ..errors import ClosedError, CommError, ConfigError
 from . import base
 from .diagnosis import Diagnosis
+from .fork import disowned_in_children
 from .lags import Lag
 from .native import check, ffi, lib, log
 from .native_handle import NativeHandle, NativeReceiveHandle, timeout_us_of
@@ -73,6 +75,20 @@ class NativeGroup:
         self._peers = peers
         self.on_failure: Callable[[], None] = lambda: None
         self.engine.lags.open(id(self), self._lags)
+        self.is_inherited = False
+        self._owner = os.getpid()
+        disowned_in_children(self)
+
+    def disown(self) -> None:
+        """See `fork.Owned`."""
+        self.is_inherited = True
+        self._group = None
+        self._lock = threading.Lock()
+        self._idle = threading.Condition(self._lock)
+
+    def check_process(self) -> None:
+        if self.is_inherited:
+            raise self.error(lib.CL_ECLOSED)
 
     def submit(self, request: base.Request, call: Call | None = None) -> NativeHandle:
         dtype, op, qos = request.dtype, request.op, request.qos
@@ -180,7 +196,7 @@ class NativeGroup:
         return out[0]
 
     def abort(self, reason: str) -> None:
-        with self._lock:
+        with self._lock:  # in a forked child there is no group
             if self._group is None:
                 return
             log.warning("%s aborts: %s", self.who, reason)
@@ -218,6 +234,8 @@ class NativeGroup:
 
     def _leave_engine(self) -> None:
         """Ends everything in flight, and the use of the engine. Idempotent."""
+        if self.is_inherited:
+            return
         if self.diagnosis.waits is not None:
             self.diagnosis.waits.close()
         self.engine.lags.close(id(self))  # the group goes after this: no thread reads its lags from here on
@@ -240,6 +258,12 @@ class NativeGroup:
 
     def error(self, status: int, call: Call | None = None) -> CommError:
         """The exception for a status of one of this group's operations."""
+        if self.is_inherited:
+            return ClosedError(
+                f"{self.who}: the group belongs to process {self._owner}, and this is process {os.getpid()}, forked "
+                f"from it; communicate in process {self._owner}, or make a process group here after "
+                f"destroy_process_group"
+            )
         if status != lib.CL_ECLOSED:
             self.on_failure()
         with self._lock:

@@ -47,7 +47,7 @@ def serve(config: Config) -> None:
     """Starts the server of this process, if the settings ask for one. A port that is taken is only logged."""
     global _server
     with _guard:
-        if _server is not None or not config.metrics_port:
+        if not config.metrics_port or (_server is not None and _server.is_open()):
             return
         port = config.metrics_port + int(os.environ.get("LOCAL_RANK", "0"))
         try:

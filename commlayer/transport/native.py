@@ -30,6 +30,7 @@ from . import interfaces as host_interfaces
 from .completions import Completions
 from .description import printable
 from .descriptors import raise_descriptor_limit
+from .fork import disowned_in_children
 from .lags import Lag, Lags
 from .log import log as log
 from .paths import PATHS_MAX
@@ -232,6 +233,7 @@ class Engine:
             text = ffi.new("char[]", lib.CL_ADDRESS_BYTES)
             check(lib.cl_engine_address(self._engine, index, text), f"asking for the endpoint of {port['address']}")
             port["endpoint"] = ffi.string(text).decode()
+        disowned_in_children(self)
 
     def _datagram_bytes(self) -> int:
         sizes: list[int] = []
@@ -439,6 +441,16 @@ class Engine:
         """The process ends with its groups open: peers may still need an acknowledgement from it."""
         if self._engine is not None:
             lib.cl_engine_linger(self._engine)
+
+    def disown(self) -> None:
+        """See `fork.Owned`: the engine's thread stayed in the parent. The child closes its copies of the sockets, or
+        their ports would stay taken after the parent's end."""
+        cls = type(self)
+        cls._guard, cls._shared, cls._users, cls._last_report = threading.Lock(), None, 0, None
+        self._lock = threading.Lock()
+        engine, self._engine = self._engine, None
+        for index in range(len(self._ports)) if engine is not None and self.config.wire == "udp" else ():
+            socket.close(lib.cl_engine_descriptor(engine, index))
 
     def close(self) -> None:
         """Closes the engine and joins its threads. Idempotent."""

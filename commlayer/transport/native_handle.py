@@ -25,12 +25,18 @@ class NativeHandle:
         self._operation = ffi.gc(operation, lib.cl_operation_release)
 
     def done(self) -> bool:
-        return bool(lib.cl_operation_status(self._operation) != lib.CL_EAGAIN)
+        return bool(lib.cl_operation_status(self._operation) != lib.CL_EAGAIN) or self._group.is_inherited
 
     def failed(self) -> bool:
-        return lib.cl_operation_status(self._operation) not in (lib.CL_OK, lib.CL_EAGAIN)
+        return lib.cl_operation_status(self._operation) not in (lib.CL_OK, lib.CL_EAGAIN) or self._never_ends()
+
+    def _never_ends(self) -> bool:
+        """Whether it was in flight when this process was forked: no thread of this process will end it."""
+        return self._group.is_inherited and lib.cl_operation_status(self._operation) == lib.CL_EAGAIN
 
     def wait(self, timeout_s: float | None = None) -> None:
+        if self._never_ends():
+            raise self._group.error(lib.CL_ECLOSED, self._call)
         if timeout_s is None:
             status = lib.cl_operation_wait(self._operation, 0)
         elif timeout_s <= 0:
@@ -66,6 +72,9 @@ class NativeHandle:
         def ended(status: int) -> None:
             callback(None if status == 0 else self._group.error(status, self._call))
 
+        if self._never_ends():
+            ended(lib.CL_ECLOSED)
+            return
         status = self._group.engine.notify(self._operation, ended)
         if status != lib.CL_EAGAIN:
             ended(status)

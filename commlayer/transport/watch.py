@@ -20,6 +20,7 @@ from pathlib import Path
 
 from ..config import Config
 from .flight import Recorder, recorder
+from .fork import disowned_in_children
 from .whole_file import whole_file
 
 log = logging.getLogger("commlayer")
@@ -65,8 +66,18 @@ class Watch:
         if by_itself:
             threading.Thread(target=self._look, name="commlayer-flight", daemon=True).start()
             Finalize(None, self._end, exitpriority=1)  # processes that multiprocessing made do not run atexit
+        self._signal: int | None = None
+        disowned_in_children(self)
         if signal_name:
             self._listen(getattr(signal, f"SIG{signal_name.upper()}"))
+
+    def disown(self) -> None:
+        """See `fork.Owned`. The child writes no record, nor its stacks into the pipe of the parent."""
+        global _guard, _watch
+        _guard, _watch = threading.Lock(), None
+        if self._signal is not None:
+            with open(os.devnull, "wb") as nothing:
+                faulthandler.register(self._signal, file=os.dup(nothing.fileno()), all_threads=True)
 
     def failed(self, group: int) -> None:
         """Writes the record, once for each group."""
@@ -117,6 +128,7 @@ class Watch:
         with contextlib.suppress(OSError):  # the limit of an unprivileged user may be lower
             fcntl.fcntl(write, _SET_PIPE_BYTES, _PIPE_BYTES)
         faulthandler.register(number, file=write, all_threads=True)
+        self._signal = number
         threading.Thread(target=self._read, args=(read,), name="commlayer-flight-signal", daemon=True).start()
 
     def _read(self, pipe: int) -> None:

@@ -8,6 +8,7 @@ and gloo share no channel, so their operations need no common order. CUDA tensor
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import functools
 import threading
@@ -43,6 +44,7 @@ from ...transport.attendance import Attendance
 from ...transport.bootstrap import Rendezvous, connect
 from ...transport.call import Calls
 from ...transport.flight import recorder
+from ...transport.fork import disowned_in_children
 from ..device.devices import Devices, placed
 from ..device.pinned import PinnedCopies
 from ..work.dynamo import untraced
@@ -112,7 +114,7 @@ class CommProcessGroup(dist.ProcessGroup):
         self._attendance = Attendance(dist.PrefixStore("attendance", rendezvous.store), rendezvous.members)
         # gloo as a plain group: the gloo object itself lacks today's names of the collectives.
         beneath = dist.ProcessGroup(store, rank, size)
-        self._fallback: Any = Fallback(beneath, lambda: f"group {name!r}")
+        self._fallback: Any = Fallback(beneath, lambda: f"group {name!r}", self._native.check_process)
         for group in (self, beneath):
             for device in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
                 group._register_backend(torch.device(device), dist.ProcessGroup.BackendType.CUSTOM, self._gloo)
@@ -147,6 +149,13 @@ class CommProcessGroup(dist.ProcessGroup):
         if torch.cuda.is_available():
             pinned = PinnedCopies(stream_wait=config.stream_wait)
             self.devices = Devices(self, NAME, store, timeout, global_ranks, pinned)
+        disowned_in_children(self)
+
+    def disown(self) -> None:
+        """See `fork.Owned`. The child never frees this group: the destructors of gloo and of torch's Store would take
+        the parent's sockets out of an epoll instance that the two processes share."""
+        self.closed = True
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
 
     # One method stands for all overloads of a name. (The stub lists them one by one, hence `type: ignore[override]`.)
     # It starts the engine if that can do the operation, and otherwise passes its arguments to gloo. The aliases below
@@ -327,6 +336,7 @@ class CommProcessGroup(dist.ProcessGroup):
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """A barrier that names all ranks that do not come, whatever `wait_all_ranks`. See `Attendance.barrier`."""
         timeout = self._gloo.options._timeout if timeout is None else timeout
+        self._native.check_process()
         self._attendance.barrier(timeout.total_seconds(), all_ranks=wait_all_ranks)
 
     def _set_sequence_number_for_group(self) -> None:
@@ -402,6 +412,8 @@ class CommProcessGroup(dist.ProcessGroup):
         The group cannot be used afterwards, and need not be shut down. The process may join another job. An operation
         that has ended here may still be under way on a peer, and then fails there.
         """
+        if self._native.is_inherited:
+            return
         self.closed = True
         if self._report is not None:
             self._report.close(self._submitter.calls)
@@ -412,6 +424,8 @@ class CommProcessGroup(dist.ProcessGroup):
 
     def shutdown(self) -> None:
         """Leaves the group and joins its threads. Idempotent; `destroy_process_group` calls it."""
+        if self._native.is_inherited:
+            return
         with self._lock:
             if self._is_shut_down:
                 return

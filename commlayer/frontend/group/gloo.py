@@ -63,8 +63,10 @@ def plain_gloo(
 class Fallback:
     """The gloo group beneath, by the names of a `ProcessGroup`. Logs once why a kind of operation comes here."""
 
-    def __init__(self, group: dist.ProcessGroup, describe: Callable[[], str]) -> None:
+    def __init__(self, group: dist.ProcessGroup, describe: Callable[[], str], check: Callable[[], None]) -> None:
+        """`check` raises the reason for which no operation may start."""
         self._group = group
+        self._check = check
         self._describe = describe
         self._told: set[tuple[str, str]] = set()
 
@@ -72,6 +74,7 @@ class Fallback:
         method = getattr(self._group, name if hasattr(self._group, name) else FORMER[name])
 
         def call(*args: Any) -> Any:
+            self._check()
             self._tell(name, args)
             return method(*args)
 

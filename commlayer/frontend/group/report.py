@@ -18,6 +18,7 @@ from ...errors import CommError
 from ...plans.select import all_reduce_algorithm
 from ...plans.settings import Settings
 from ...transport.call import Call, Calls
+from ...transport.fork import disowned_in_children
 from ...transport.kernels import kernels_level
 from ...transport.log import OFF, begin, log
 from ...transport.native import Engine
@@ -75,6 +76,12 @@ class Report:
         """Names of the ranks' hosts, by rank of the job."""
         self._begin_s = time.monotonic()
         atexit.register(self._end)
+        disowned_in_children(self)
+
+    def disown(self) -> None:
+        """See `fork.Owned`: the sums are of the parent, which tells them at its end."""
+        cls = type(self)
+        cls._guard, cls._current = threading.Lock(), None
 
     @classmethod
     def open(cls, native: Any, config: Config, policy: Policy, settings: Settings, calls: Calls) -> Report | None:

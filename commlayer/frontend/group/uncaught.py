@@ -30,11 +30,11 @@ def tell_torchrun() -> None:
     if _hooked or not os.environ.get(FILE):
         return
     _hooked = True
-    previous = sys.excepthook
+    previous, owner = sys.excepthook, os.getpid()
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         text = text_of(error)
-        if text:
+        if text and os.getpid() == owner:  # torchrun shows the first record: not that of a forked child
             record(text, error, Path(os.environ.get(FILE, "")))
         previous(kind, error, trace)
 
