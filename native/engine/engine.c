@@ -213,6 +213,7 @@ static uint64_t turn(struct cl_engine *engine)
         if (next < deadline)
             deadline = next;
     }
+    cl_news_tell(&engine->news);
     return more || !cl_groups_arm_bells(&engine->groups, cl_now_us(), &deadline) ? 0 : deadline;
 }
 

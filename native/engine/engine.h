@@ -17,6 +17,7 @@
 
 #include "engine/events.h"
 #include "engine/nap.h"
+#include "engine/news.h"
 #include "engine/peers.h"
 #include "group/groups.h"
 
@@ -44,6 +45,7 @@ struct cl_engine {
     uint64_t readable, ever_readable; /* bit per port: look there in the next turn; what polling has found so far */
     struct cl_nap nap;
     struct cl_groups groups;
+    struct cl_news news; /* of the turn */
     /* hand-over (inbox) */
     struct cl_operation *inbox_first, **inbox_last;
     struct cl_events events;

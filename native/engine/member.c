@@ -109,6 +109,17 @@ static void count_operation(struct cl_member *member, const struct cl_operation 
     atomic_fetch_add(&member->lags[operation->last_rank].waited_us, operation->waited_us);
 }
 
+/* Tells the caller of the end. */
+static void tell(struct cl_news_item *news)
+{
+    struct cl_submission *submission = (void *)((char *)news - offsetof(struct cl_submission, news));
+    bool message = submission->operation.kind != CL_OPERATION_PLAN;
+    struct cl_member *member = cl_member_of(submission->operation.group);
+    cl_submission_end(submission, submission->ended, &member->engine->events); /* which may free it */
+    if (message && member->message_wait != NULL)
+        cl_doorbell_wake(cl_host_doorbell(member->host, member->group.channels.self));
+}
+
 void cl_member_ended(void *context, struct cl_operation *operation, int status)
 {
     struct cl_member *member = context;
@@ -116,16 +127,18 @@ void cl_member_ended(void *context, struct cl_operation *operation, int status)
     if (status == CL_OK)
         count_operation(member, operation);
     operation->times.ended_us = cl_now_us(); /* its last turn may have been long */
-    bool message = operation->kind != CL_OPERATION_PLAN;
     atomic_fetch_add(status == CL_OK ? &engine->operations_done : &engine->operations_failed, 1);
     struct cl_submission *submission = (struct cl_submission *)operation;
     if (submission->early) {
         cl_eager_release(&member->eager, operation->transfer.length);
         atomic_fetch_sub(&engine->eager_messages, 1);
     }
-    cl_submission_end(submission, status, &engine->events);
-    if (message && member->message_wait != NULL)
-        cl_doorbell_wake(cl_host_doorbell(member->host, member->group.channels.self));
+    submission->ended = status;
+    submission->news.tell = tell;
+    if (operation->plan->network_steps > 0)
+        cl_news_add(&engine->news, &submission->news);
+    else /* no other rank waits for packets; and this thread may be the caller's */
+        tell(&submission->news);
 }
 
 int cl_group_awaited(cl_group *group, uint8_t *awaited)
@@ -312,6 +325,7 @@ void cl_group_close(cl_group *group)
     pthread_mutex_lock(&engine->core);
     empty_inbox(engine, group);
     cl_group_leave(group, cl_now_us());
+    cl_news_tell(&engine->news);
     cl_host_leave(member->host);
     cl_groups_remove(&engine->groups, group);
     pthread_mutex_lock(&member->submitting); /* waits for a thread that has just submitted and still holds it */

@@ -7,6 +7,7 @@
 
 #include "engine/events.h"
 #include "engine/message_wait.h"
+#include "engine/news.h"
 #include "group/operation.h"
 
 struct cl_submission {
@@ -20,6 +21,8 @@ struct cl_submission {
     void *copy;                      /* of the message, if it ended early; else NULL */
     bool early;
     struct cl_message_wait *message_wait; /* of a message that may come through shared memory; else NULL */
+    struct cl_news_item news;             /* of its end, which is told later */
+    int ended;                            /* its status then */
 };
 
 /* The operation in it is yet to be made; if it never is, free() the submission. NULL: no memory. The second
