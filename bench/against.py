@@ -24,9 +24,9 @@ from bench import fabric
 from bench.harness.matrix import time_text
 from bench.harness.options import options
 from bench.harness.page import write_between
-from bench.harness.results import read_results, write_results
+from bench.harness.results import read_results, today, write_results
 from bench.harness.tree import ROOT, CannotRunError, Case, Taken, Tree, UnknownCommitError, abbreviated, checkout
-from bench.harness.turns import about_rounds, interval, today
+from bench.harness.turns import about_rounds, interval
 from commlayer.tools.bench import machine
 from commlayer.tools.emulate.namespace import EmulationError
 from commlayer.tools.emulate.network import Network

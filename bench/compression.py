@@ -15,7 +15,6 @@ bench/results/compression.json, the tables of docs/compression.md and docs/compr
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import math
 import statistics
 import sys
@@ -25,7 +24,7 @@ from typing import Any
 from bench.harness.curves import plot
 from bench.harness.options import options
 from bench.harness.page import write_between
-from bench.harness.results import read_results, write_results
+from bench.harness.results import read_results, today, write_results
 from bench.jobs.training import ROOT, Job, Log, measure
 from bench.jobs.virtual_ranks import PACKET_BYTES
 from bench.time_to_loss import MODEL, SEEDS, TARGET_LOSS, TRAINING, time_to_loss
@@ -245,8 +244,7 @@ def measure_network(name: str, rate_mbit_s: int, loss: float, jobs: list[Job]) -
     runs = measure(scenario, jobs, LOGS, name=name.replace(" ", "_").replace("/", "_per_"))
     if len(runs) < len(jobs):
         raise RuntimeError(f"{name}: only {len(runs)} of {len(jobs)} runs ended")
-    today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
-    return {"network": scenario.table, "runs": runs, "machine": about, "measured": today}
+    return {"network": scenario.table, "runs": runs, "machine": about, "measured": today()}
 
 
 def main() -> int:

@@ -13,7 +13,6 @@ docs/convergence.md.
 
 from __future__ import annotations
 
-import datetime
 import statistics
 import sys
 import time
@@ -25,7 +24,7 @@ from typing import Any
 from bench.harness.options import options
 from bench.harness.page import write_between
 from bench.harness.picture import picture
-from bench.harness.results import read_results, write_results
+from bench.harness.results import read_results, today, write_results
 from bench.jobs.training import ROOT, Job, Log, measure
 from commlayer.tools.bench import machine
 from commlayer.tools.emulate.link import Link
@@ -280,7 +279,7 @@ def main() -> int:
         ]
         content["logs"] = kept + [log | {"loss_bound": loss_bound, "link_loss": LOSS[loss_bound]} for log in logs]
         content["machine"] = about
-        content["measured"] = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
+        content["measured"] = today()
         write_results(RESULTS, content)
     if arguments.quick:
         return 2 if failed else 0

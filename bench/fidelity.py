@@ -25,7 +25,6 @@ and model, and the table of docs/fidelity.md.
 
 from __future__ import annotations
 
-import datetime
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -41,7 +40,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from bench.harness.equivalence import Equivalence
 from bench.harness.options import options
 from bench.harness.page import write_between
-from bench.harness.results import read_results, write_results
+from bench.harness.results import read_results, today, write_results
 from bench.jobs.training import ROOT, hold_out, learning_rate_share
 from bench.jobs.virtual_ranks import VirtualHook
 from commlayer import Fine, Policy
@@ -295,7 +294,7 @@ def measure(content: dict[str, Any], seeds: Sequence[int]) -> None:
             content["runs"] += train(name, seed)
             content["models"] = {each: sizes(each) for each in MODELS}
             content["machine"] = about
-            content["measured"] = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
+            content["measured"] = today()
             write_results(RESULTS, content)
             took = f"{time.perf_counter() - start_s:.0f} s, {time.process_time() - start_cpu_s:.0f} s of CPU"
             print(f"seed {seed}, {name}: {took}", flush=True)

@@ -33,7 +33,7 @@ from typing import Any
 from bench.harness import turns
 from bench.harness.bars import Bar, draw
 from bench.harness.page import write_between
-from bench.harness.results import read_results, write_results
+from bench.harness.results import today, write_results
 from bench.harness.turns import PAGE, ROOT, Log, by_system, in_turns, slowed, spread, step_s
 from bench.jobs import ddp_model
 from bench.jobs.data_parallel import (
@@ -219,7 +219,7 @@ def measure_ddp(count: int, slower: float, *, short: bool) -> dict[str, Any]:
         "costs": {"gloo": of_gloo["costs"], "commlayer": of_commlayer["costs"]},
         "runs": runs,
         "machine": about,
-        "measured": turns.today(),
+        "measured": today(),
     }
 
 
@@ -232,7 +232,7 @@ def trace(slower: float, path: Path) -> None:
 
 
 def main() -> int:
-    """0, or 2 if a run failed."""
+    """0; ends with 2 if a run failed."""
     parser = turns.parser(__doc__, ROUNDS)
     parser.add_argument("--ddp", action="store_true", help="measure DDP")
     turns.add_trace(parser)
@@ -242,17 +242,9 @@ def main() -> int:
         return 0
     if not (arguments.ddp or arguments.table or arguments.trace):
         parser.error("name a case: --ddp")
-    if arguments.table:
-        content = read_results(RESULTS)
-    else:
-        try:
-            if arguments.trace:
-                trace(arguments.slower, arguments.trace)
-                return 0
-            content = measure_ddp(1 if arguments.quick else arguments.rounds, arguments.slower, short=arguments.quick)
-        except RuntimeError as error:
-            print(error, file=sys.stderr)
-            return 2
+    content = turns.content_of(arguments, RESULTS, measure_ddp, trace)
+    if content is None:
+        return 0
     if not arguments.quick:
         write_results(RESULTS, content)
         write_between(PAGE, ddp=table(content))

@@ -22,7 +22,7 @@ from bench.harness import turns
 from bench.harness.bars import Bar, draw
 from bench.harness.options import options
 from bench.harness.page import write_between
-from bench.harness.results import read_results, write_results
+from bench.harness.results import read_results, today, write_results
 from bench.harness.turns import LOGS, PAGE, ROOT, interval, slowed
 from bench.jobs.training import WARM_UP_STEPS, Job, Log, measure
 from bench.overlap import SCENARIO
@@ -165,7 +165,7 @@ def main() -> int:
         "network": scenario.table,
         "runs": runs,
         "machine": about,
-        "measured": turns.today(),
+        "measured": today(),
     }
     if not arguments.quick:
         write_results(RESULTS, content)

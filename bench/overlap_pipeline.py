@@ -30,7 +30,7 @@ from typing import Any
 
 from bench.harness import turns
 from bench.harness.page import write_between
-from bench.harness.results import read_results, write_results
+from bench.harness.results import read_results, today, write_results
 from bench.harness.turns import PAGE, ROOT, Log, by_system, in_turns, spread, step_s
 from bench.jobs import pipeline_sweep
 from bench.jobs.pipeline_model import exposed, ideal, limit, predict, reduction_s
@@ -118,7 +118,7 @@ def measure(case: Case, names: Sequence[str], rounds: int, *, trace: bool = Fals
         "costs": costs["costs"],
         "runs": runs,
         "machine": about,
-        "measured": turns.today(),
+        "measured": today(),
     }
 
 

@@ -36,7 +36,7 @@ import commlayer
 from bench.harness import turns
 from bench.harness.bars import Bar, draw
 from bench.harness.page import write_between
-from bench.harness.results import read_results, write_results
+from bench.harness.results import today, write_results
 from bench.harness.turns import PAGE, ROOT, Log, busy_cell, by_system, in_turns, slowed, spread, step_s, verdict
 from bench.jobs.tensor_parallel import BATCH, LAYERS, OURS, SERIAL, WEIGHTS, Gradients, model
 from commlayer.scheduler.trace import write_trace
@@ -223,7 +223,7 @@ def measure(rounds: int, slower: float, *, short: bool) -> dict[str, Any]:
         "latency": runs(2, slower, "latency", (IDLE, PRIORITY, ONE_CLASS)),
         "mixed": runs(4, slower * MIXED_SLOWER, "mixed", (ALONE, MIXED, MIXED_ONE_CLASS)),
         "machine": about,
-        "measured": turns.today(),
+        "measured": today(),
     }
 
 
@@ -367,7 +367,7 @@ def picture(content: dict[str, Any]) -> None:
 
 
 def main() -> int:
-    """0, or 2 if a run failed."""
+    """0; ends with 2 if a run failed."""
     parser = turns.parser(__doc__, ROUNDS)
     turns.add_trace(parser)
     arguments = parser.parse_args()
@@ -375,17 +375,9 @@ def main() -> int:
         request, written = arguments.rank
         turns.serve(request, written, lambda _: "commlayer", run_job)
         return 0
-    if arguments.table:
-        content = read_results(RESULTS)
-    else:
-        try:
-            if arguments.trace:
-                trace(arguments.slower, arguments.trace)
-                return 0
-            content = measure(1 if arguments.quick else arguments.rounds, arguments.slower, short=arguments.quick)
-        except RuntimeError as error:
-            print(error, file=sys.stderr)
-            return 2
+    content = turns.content_of(arguments, RESULTS, measure, trace)
+    if content is None:
+        return 0
     tables = {"tp": steps_table(content), "tp_latency": latency_table(content), "tp_mixed": mixed_table(content)}
     if not arguments.quick:
         write_results(RESULTS, content)

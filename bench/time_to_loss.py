@@ -15,7 +15,6 @@ Writes bench/results/time_to_loss.json and the table of docs/training.md.
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import itertools
 import statistics
 import sys
@@ -25,7 +24,7 @@ from typing import Any
 
 from bench.harness.options import options
 from bench.harness.page import write_between
-from bench.harness.results import read_results, write_results
+from bench.harness.results import read_results, today, write_results
 from bench.jobs.training import ROOT, WARM_UP_STEPS, Job, Log, measure
 from commlayer.tools.bench import machine
 from commlayer.tools.emulate.scenario import Scenario
@@ -320,7 +319,7 @@ def measure_scenario(name: str, *, quick: bool) -> dict[str, Any]:
         "tuning": tuning,
         "runs": runs,
         "machine": about,
-        "measured": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+        "measured": today(),
     }
 
 

@@ -10,7 +10,6 @@ the commit and the time it took.
 
 from __future__ import annotations
 
-import datetime
 import re
 import subprocess
 import sys
@@ -22,7 +21,7 @@ from typing import Any
 
 from bench.harness.options import options
 from bench.harness.page import write_between
-from bench.harness.results import read_results, write_results
+from bench.harness.results import read_results, today, write_results
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench/results/trust.json"
@@ -201,7 +200,7 @@ def prove(name: str) -> dict[str, Any]:
     return {
         "command": proof.command,
         "commit": commit.stdout.strip(),
-        "date": datetime.date.today().isoformat(),
+        "date": today(),
         "seconds": round(seconds),
         "figures": figures,
     }

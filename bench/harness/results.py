@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,6 +21,11 @@ def read_results(path: Path, otherwise: Mapping[str, Any] | None = None) -> dict
         return dict(otherwise)
     results: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return results
+
+
+def today() -> str:
+    """The date of a measurement."""
+    return datetime.datetime.now(datetime.timezone.utc).date().isoformat()
 
 
 def write_results(path: Path, results: Mapping[str, Any]) -> None:

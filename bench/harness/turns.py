@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import datetime
 import faulthandler
 import gc
 import json
@@ -27,6 +26,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from bench.harness.options import options
+from bench.harness.results import read_results
 from commlayer.scheduler.simulate import Simulation
 from commlayer.scheduler.trace import Span
 from commlayer.tools.bench.cpu import CpuTime
@@ -276,9 +276,23 @@ def add_trace(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trace", type=Path, metavar="JSON", help=text)
 
 
-def today() -> str:
-    """The date of a measurement."""
-    return datetime.datetime.now(datetime.timezone.utc).date().isoformat()
+def content_of(
+    arguments: argparse.Namespace, kept: Path, measure: Callable[..., Log], trace: Callable[[float, Path], None]
+) -> Log | None:
+    """The results of a benchmark: kept or measured, as its options say. None after a trace, which keeps nothing.
+
+    Ends the process with status 2 if a run failed.
+    """
+    if arguments.table:
+        return read_results(kept)
+    try:
+        if arguments.trace:
+            trace(arguments.slower, arguments.trace)
+            return None
+        return measure(1 if arguments.quick else arguments.rounds, arguments.slower, short=arguments.quick)
+    except RuntimeError as error:
+        print(error, file=sys.stderr)
+        raise SystemExit(2) from None
 
 
 def measured_on(content: Mapping[str, Any], source: str) -> str:

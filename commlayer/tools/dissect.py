@@ -29,7 +29,6 @@ from scapy.packet import Packet
 MAGIC = 0x4C43
 VERSION = 4
 HEAD_BYTES = 40
-KEY_BYTES = 16
 TAG_AT = 32
 KINDS = {0: "DATA", 1: "ACK", 2: "PING", 3: "READY", 4: "ABORT", 5: "MISMATCH", 6: "PROBE", 7: "STOP", 8: "FRAGMENT"}
 AUTHS = {"header": 0, "full": 1}

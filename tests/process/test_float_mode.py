@@ -15,7 +15,6 @@ from tests import ranks
 SHM = {"COMMLAYER_SHM": "1"}
 UDP = {"COMMLAYER_SHM": "0", "COMMLAYER_IFNAME": "lo"}
 WIRES = pytest.mark.parametrize("wire", [SHM, UDP], ids=["shm", "udp"])
-SUBNORMAL = 1e-45  # the least positive float32, bits 1
 
 
 def _bits(tensor: torch.Tensor) -> int:

@@ -37,7 +37,6 @@ LINES_KEPT = 80
 
 _POLL_S = 0.1
 _END_S = 10.0  # from SIGTERM to SIGKILL: emulations remove their namespaces
-_FILE_S = 0.5
 
 Progress = Callable[[int, int], None]
 """Takes the measured steps so far, and all of them."""

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from bench.harness import turns
+from bench.harness.results import write_results
 from commlayer.tools.bench import machine
 from commlayer.tools.bench.cpu import CpuTime
 from commlayer.tools.emulate.scenario import Scenario
@@ -28,6 +29,33 @@ def test_an_interval_has_the_median_with_95_percent() -> None:
 
 def test_a_cell_has_the_median_and_the_interval() -> None:
     assert turns.spread([0.2, 0.1, 0.4], 1e3, ".0f") == "200 (100 to 400)"
+
+
+def test_results_are_kept_ones_measured_ones_or_those_of_a_trace(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept, traced = tmp_path / "kept.json", list[tuple[float, Path]]()
+    write_results(kept, {"runs": []})
+
+    def content(measure: Any, *words: str) -> Any:
+        parser = turns.parser(None, 6)
+        turns.add_trace(parser)
+        return turns.content_of(parser.parse_args(words), kept, measure, lambda *about: traced.append(about))
+
+    def measure(rounds: int, slower: float, *, short: bool) -> Any:
+        return {"rounds": rounds, "slower": slower, "short": short}
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("only 1 of 2 jobs ended")
+
+    assert content(measure, "--table") == {"runs": []}
+    assert content(measure, "--slower", "2") == {"rounds": 6, "slower": 2.0, "short": False}
+    assert content(measure, "--quick") == {"rounds": 1, "slower": 1.0, "short": True}
+    assert content(measure, "--trace", "out.json") is None
+    assert traced == [(1.0, Path("out.json"))]
+    with pytest.raises(SystemExit, match="2"):
+        content(fail)
+    assert "only 1 of 2 jobs ended" in capsys.readouterr().err
 
 
 def test_an_accelerator_takes_time_in_both_directions(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,6 @@ from commlayer.tools.headroom.command import EXIT_LITTLE, EXIT_MUCH, Options, ru
 from commlayer.tools.job.trial import JobFailedError, Trial, TrialError
 from tests.unit.headroom.trials import job, on_engine
 
-Given = tuple[tuple[str, ...], int]
-
 
 def ran(
     monkeypatch: pytest.MonkeyPatch, trials: list[Trial | TrialError], options: Options
