@@ -19,7 +19,7 @@ from . import json_output
 from .bench.options import codec, select
 from .bench.sizes import parse_size, sweep
 from .bench.spec import BackendSpec, Spec, expand_tcp_cc
-from .complaint import EXIT_FAILED, complain
+from .complaint import fail
 from .emulate.command import OwnOptions
 from .emulate.rate import parse_rate
 from .headroom.options import headroom
@@ -192,8 +192,7 @@ def collectives(
         )
         status = _start(spec, ranks)
     except (ValueError, RuntimeError) as error:
-        complain("bench", error)
-        raise typer.Exit(EXIT_FAILED) from error
+        fail("bench", error)
     raise typer.Exit(status)
 
 
@@ -241,8 +240,7 @@ def check(
 
         check_hosts(nbytes, rounds)
     except (ValueError, CommError) as error:
-        complain("check", error)
-        raise typer.Exit(EXIT_FAILED) from error
+        fail("check", error)
 
 
 @app.command()
@@ -278,8 +276,7 @@ def dissect(
         from .listing import listing, objects
         from .wireshark import dissector
     except ImportError as error:
-        complain("dissect", f"{error}; install scapy: pip install scapy")
-        raise typer.Exit(EXIT_FAILED) from error
+        fail("dissect", f"{error}; install scapy: pip install scapy")
     try:
         if lua is not None:
             try:
@@ -302,8 +299,7 @@ def dissect(
         except (OSError, Scapy_Exception) as error:
             raise ValueError(f"{capture}: {error}; name a capture file of tcpdump or Wireshark") from error
     except ValueError as error:
-        complain("dissect", error)
-        raise typer.Exit(EXIT_FAILED) from error
+        fail("dissect", error)
 
     def show() -> None:
         none = [f"{capture}: it has no packet of commlayer"]
@@ -353,8 +349,8 @@ def emulate(
     from .emulate import command as emulation
     from .emulate.scenario import Scenario, shipped
 
-    def note(text: str, style: str | None = None) -> None:
-        console.print(f"commlayer emulate: {text}", style=style)
+    def note(text: str) -> None:
+        console.print(f"commlayer emulate: {text}")
 
     console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
     try:
@@ -374,8 +370,7 @@ def emulate(
             network = dataclasses.replace(network, ranks_per_host=ranks_per_host)
         status = emulation.emulate(network, command or [], check=check, grace_s=grace_s, note=note)
     except (ValueError, RuntimeError) as error:
-        note(str(error), "red")
-        raise typer.Exit(EXIT_FAILED) from error
+        fail("emulate", error)
     raise typer.Exit(status)
 
 
@@ -415,7 +410,6 @@ def trace(
         if show:
             serve.serve(output, say)
     except ValueError as error:
-        complain("trace", error)
-        raise typer.Exit(EXIT_FAILED) from error
+        fail("trace", error)
     except KeyboardInterrupt:
         raise typer.Exit(130) from None

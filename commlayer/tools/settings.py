@@ -14,7 +14,7 @@ from rich.table import Table
 from ..config import SECTIONS, Found, made_of, sources
 from ..config_file import ConfigFile, of_job, read
 from ..errors import ConfigError
-from .complaint import EXIT_FAILED, complain
+from .complaint import fail
 from .json_output import JsonOption, deliver
 from .json_output import check as check_json
 
@@ -43,8 +43,7 @@ def config(
         found = sources(file, os.environ if check is None else {})
         made_of(found)
     except (ValueError, ConfigError) as error:
-        complain("config", error)
-        raise typer.Exit(EXIT_FAILED) from error
+        fail("config", error)
     deliver(
         plain(file, found, only_changed=changed),
         json_path,

@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from ..complaint import EXIT_FAILED, complain
+from ..complaint import fail
 from ..json_output import STDOUT, JsonOption, check, deliver
 from .sizes import parse_size
 
@@ -81,8 +81,7 @@ def _measure(
         spec = spec_of()
         check(json_path)
     except ValueError as error:
-        complain(command, error)
-        raise typer.Exit(EXIT_FAILED) from error
+        fail(command, error)
     table = sys.stderr if json_path == STDOUT else sys.stdout  # it is printed while the results come
     with contextlib.redirect_stdout(table):
         document = run(spec)

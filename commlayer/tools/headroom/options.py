@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from ..complaint import EXIT_FAILED, complain
+from ..complaint import fail
 from ..json_output import JsonOption
 
 
@@ -48,6 +48,5 @@ def headroom(
         options = Options(tuple(command or ()), steps, rounds, warmup, timeout_s, least, json_path)
         status = run(options, lambda found: report.show(found, out), note)
     except (ValueError, TrialError, OSError) as error:
-        complain("headroom", error)
-        raise typer.Exit(EXIT_FAILED) from error
+        fail("headroom", error)
     raise typer.Exit(status)

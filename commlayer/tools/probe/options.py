@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from ..bench.sizes import parse_size
-from ..complaint import EXIT_FAILED, complain
+from ..complaint import fail
 from ..json_output import JsonOption
 
 
@@ -65,6 +65,5 @@ def probe(
             found = remote.run(remote.Remote(names, ssh.split(), python, port), spec)
             status = command.write(found, spec, lambda found: report.show(found, out))
     except (ValueError, RuntimeError, OSError) as error:
-        complain("probe", error)
-        raise typer.Exit(EXIT_FAILED) from error
+        fail("probe", error)
     raise typer.Exit(0 if status == command.EXIT_FINDINGS and command.under_torchrun() else status)

@@ -7,9 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
+from ..complaint import fail
 from ..job_key import SecretOption
 from ..json_output import JsonOption, check, deliver
-from .options import EXIT_FAILED, INTERRUPTED, AddressOption, KeyOption, StoreOption, connect
+from .options import INTERRUPTED, AddressOption, KeyOption, StoreOption, connect
 
 EXIT_REFUSED = 1
 
@@ -49,8 +50,7 @@ def ctl(
         found = client.change(asked, timeout_s, _wait)
         client.close()
     except (ValueError, CommError, NoAnswerError) as error:
-        print(f"commlayer ctl: {error}", file=sys.stderr)
-        raise typer.Exit(EXIT_FAILED) from error
+        fail("ctl", error)
     except KeyboardInterrupt:
         print(f"commlayer ctl: the ranks may still make the change, for up to {timeout_s:g} s", file=sys.stderr)
         raise typer.Exit(INTERRUPTED) from None

@@ -13,12 +13,12 @@ from typing import IO, Annotated, Any
 
 import typer
 
+from ..complaint import fail
 from ..job_key import SecretOption, job_key
 from ..json_output import JsonOption, check, stream
 from .summary import summarize
 from .table import lines
 
-EXIT_FAILED = 2
 INTERRUPTED = 130
 
 StoreOption = Annotated[
@@ -112,8 +112,7 @@ def top(
                     print("commlayer top: the job has ended", file=sys.stderr)
                     return
     except (ValueError, CommError, NoAnswerError) as error:
-        print(f"commlayer top: {error}", file=sys.stderr)
-        raise typer.Exit(EXIT_FAILED) from error
+        fail("top", error)
     except BrokenPipeError:
         sys.stdout = None  # its reader has gone, and Python would complain at the end
     except KeyboardInterrupt:

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from ..complaint import EXIT_FAILED, complain
+from ..complaint import fail
 from ..json_output import JsonOption, deliver
 
 if TYPE_CHECKING:
@@ -85,8 +85,7 @@ def tune(
             seen: set[Arm] = set()
             report = tuning.run(options, note, advance, begin)
     except (ValueError, TrialError, ConfigError, OSError) as error:
-        complain("tune", error)
-        raise typer.Exit(EXIT_FAILED) from error
+        fail("tune", error)
     if not is_reporter():
         return
     deliver(report.table, json_path, lambda: show(report, out, Console(highlight=False, markup=False)))
