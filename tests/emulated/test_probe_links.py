@@ -17,7 +17,7 @@ from tests.ranks import script_environ
 
 pytestmark = [pytest.mark.needs_root, pytest.mark.timeout(480)]
 
-_TRIES = 6  # on a machine whose cores are all busy, bursts of several processes may not meet
+_TRIES = 6  # on a machine whose cores are all busy, bursts of several processes may not meet, and nothing is judged
 
 
 def probe(hosts: Sequence[str], first: str, path: Path, *options: str) -> dict[str, Any]:
@@ -54,9 +54,10 @@ def test_a_bad_link_of_two_is_found_by_the_source_ports(tmp_path: Path, monkeypa
         for _ in range(_TRIES):
             figures = probe(hosts, "10.99.0.1", tmp_path / "probe.json", *options)
             there = next(each for each in figures["paths"] if each["source"] == 0)
-            if there["flows_rate_bps"] > 1.3 * there["rate_bps"]:
+            found = [each for each in figures["findings"] if each["kind"] == "links"]
+            if found and there["flows_rate_bps"] > 1.3 * there["rate_bps"]:
                 break
-    (finding,) = [each for each in figures["findings"] if each["kind"] == "links"]
+    (finding,) = found
     assert [(way["source"], way["target"]) for way in finding["ways"]] == [(0, 1)]
     assert "all through 10.99.11.2" in finding["text"]
     traced = [flow for flow in there["flows"] if flow["route"]]  # routers limit how often they answer

@@ -15,17 +15,17 @@ from ... import errors
 from ..json_output import check, deliver
 from . import links
 from .facts import notes as fact_notes
-from .findings import Finding, find
+from .findings import Finding, find, of_addresses
 from .meeting import Host, Meeting, MeetingError, Task
 from .path import Effort
 from .plan import Plan
 from .sample import Sample, Way
 from .schedule import PARTNERS
 from .units import rate_text, time_text
-from .view import SLOW_RATIO, View, suspects
+from .view import SLOW_RATIO, View, starving, suspects
 
 EXIT_CLEAN, EXIT_FINDINGS = 0, 3
-VERSION = 2
+VERSION = 3
 """The version of the JSON's form."""
 _FOLLOW_S = 900.0
 _ROUND_EXTRA_S = 60.0
@@ -153,7 +153,10 @@ def _lead(meeting: Meeting, spec: Spec, note: Note) -> Report:
     start = time.monotonic()
     plan = Plan(hosts, spec.effort, spec.partners)
     passes = plan.first_pass()
+    addresses = of_addresses(plan.shared)
     if not passes:
+        if addresses:
+            raise MeetingError(f"{addresses[0].text}; {addresses[0].remedy}")
         raise MeetingError("no two hosts have addresses of the same family; choose interfaces with COMMLAYER_IFNAME")
     _announce(plan, [*passes, *plan.crossed()], note)
     samples = _measure(meeting, plan, passes, note)
@@ -172,7 +175,9 @@ def _lead(meeting: Meeting, spec: Spec, note: Note) -> Report:
     for sample in _measure(meeting, plan, again, note):
         by_way[sample.way].add(sample)
     view = View(names, samples)
-    return Report(hosts, samples, find(view), _notes(hosts, samples), time.monotonic() - start, spec.command)
+    return Report(
+        hosts, samples, [*addresses, *find(view)], _notes(hosts, samples), time.monotonic() - start, spec.command
+    )
 
 
 def _measure(meeting: Meeting, plan: Plan, passes: Sequence[Sequence[Task]], note: Note) -> list[Sample]:
@@ -230,7 +235,7 @@ def _notes(hosts: Sequence[Host], samples: Sequence[Sample]) -> list[str]:
             nics = ", ".join(sorted({sample.way.source_nic for sample in networks[name]}))
             slower = f"network {name} ({nics}) carries {rate_text(rate)}, the fastest {rate_text(most)}"
             found.append(f"{slower}: commlayer gives each path its share")
-    found += links.notes(samples)
+    found += links.notes([each for each in samples if not starving(each, "links")])
     found += _crossed_notes(samples)
     if any(sample.is_own_limit and sample.is_reached for sample in samples):
         limit = rate_text(min(host.limit_bps for host in hosts))
@@ -240,7 +245,11 @@ def _notes(hosts: Sequence[Host], samples: Sequence[Sample]) -> list[str]:
 
 def _crossed_notes(samples: Sequence[Sample]) -> list[str]:
     """What remains of the rates while all hosts send at once; paths that the probe limits say nothing."""
-    known = [each for each in samples if each.crossed and each.rate_bps and not each.crossed.is_own_limit]
+    known = [
+        each
+        for each in samples
+        if each.crossed and each.rate_bps and not each.crossed.is_own_limit and not starving(each, "crossed")
+    ]
     if not known:
         return []
     shares = [each.crossed.rate_bps / each.rate_bps for each in known if each.crossed]

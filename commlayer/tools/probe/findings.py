@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from .facts import joined
 from .sample import Sample, Way
 from .subject import Subject, explain
 from .units import rate_text, time_text
-from .view import View, suspects, usual_rates, usual_rtts
+from .view import View, busy_hosts, starving, suspects, usual_rates, usual_rtts
 
 _NAMED_MAX = 3
 
@@ -23,7 +23,7 @@ class Finding:
     """One defect."""
 
     kind: str
-    """unreachable, rate, loss, rtt, reordering, mtu, dscp, ecn, links, crossed."""
+    """address, cpu, unreachable, rate, loss, rtt, reordering, mtu, dscp, ecn, links, crossed."""
     text: str
     remedy: str
     subject: dict[str, Any]
@@ -39,7 +39,7 @@ def find(view: View) -> list[Finding]:
     """The findings, the gravest kind first."""
     by_way = {sample.way: sample for sample in view.samples}
     reached = {way: network for way, network in view.tested.items() if by_way[way].is_reached}
-    found = []
+    found = _cpu(view)
     for kind, bad in suspects(view).items():
         tested = view.tested if kind == "unreachable" else reached
         found_subjects = [(Subject("all"), sorted(bad))] * bool(bad) if kind == "crossed" else explain(bad, tested)
@@ -47,6 +47,39 @@ def find(view: View) -> list[Finding]:
             samples = [by_way[way] for way in ways]
             text, remedy = _TEXTS[kind](_Words(view, subject, ways), samples)
             found.append(Finding(kind, text, remedy, asdict(subject), ways))
+    return found
+
+
+def _cpu(view: View) -> list[Finding]:
+    """The finding about hosts whose CPUs were busy."""
+    busy = busy_hosts(view)
+    if not busy:
+        return []
+    who = "every host" if len(busy) == len(view.hosts) > 1 else joined([view.hosts[host] for host in busy], _NAMED_MAX)
+    subject = Subject("host", host=min(busy)) if len(busy) == 1 else Subject("all")
+    ways = sorted(each.way for each in view.reached if starving(each))
+    text = (
+        f"the CPU of {who} is busy: the probe waited for it in up to {max(busy.values()):.0%} of the time in which it "
+        "wanted to run"
+    )
+    remedy = (
+        "round trips, parallel links and rates while all hosts send are not judged there, because they would be those "
+        "of the CPU. End the other programs and probe again; a job needs a free core for the engine of each rank, too"
+    )
+    return [Finding("cpu", text, remedy, asdict(subject), ways)]
+
+
+def of_addresses(shared: Mapping[str, Sequence[tuple[str, str]]]) -> list[Finding]:
+    """The findings about addresses that several hosts have, with host and interface of each."""
+    found = []
+    for address, ends in shared.items():
+        nics = sorted({nic for _, nic in ends})
+        text = f"{joined([host for host, _ in ends])} have the same address, {address} ({joined(nics)})"
+        remedy = (
+            "packets to it do not leave the host, so it was left out: give each host an address of its own, or leave "
+            f"the interface out with COMMLAYER_IFNAME={','.join(f'^{nic}' for nic in nics)}"
+        )
+        found.append(Finding("address", text, remedy, asdict(Subject("all")), []))
     return found
 
 

@@ -3,6 +3,7 @@ different links."""
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -57,6 +58,8 @@ class FlowMeasurement:
     def __post_init__(self) -> None:
         self.flows = [Flow(port.number) for port in self.ports]
         self._pings = _HOPS_MAX
+        self.cpu_wait = 0.0
+        """The largest share of its time for which the receiver waited for a CPU."""
 
     def measure_routes(self) -> None:
         """Finds the routers of each flow, by pings that die at the first, second, ... hop."""
@@ -135,11 +138,15 @@ class FlowMeasurement:
                     yield index, max(0, read_ns - arrival.sent_ns - read_pong(arrival)[2]) / 1e3
 
     def measure_loss(self, run: int, count: int, size: int, per_s: float) -> None:
-        """Sends `count` packets, evenly spaced, from the ports by turns."""
+        """Sends `count` packets, evenly spaced, from all ports once in a round. Each round has another order: in the
+        same one, a loss that comes at even times would meet some ports and not others."""
         sent = [0] * len(self.ports)
+        draw = random.Random(run)  # noqa: S311  # statistics
+        turns: list[int] = []
         due = time.monotonic()
-        for number in range(count):
-            index = number % len(self.ports)
+        for _ in range(count):
+            turns = turns or draw.sample(range(len(self.ports)), len(self.ports))
+            index = turns.pop()
             self.ports[index].data(self.to, run, sent[index], size)
             sent[index] += 1
             due = max(due + 1 / per_s, time.monotonic() - 0.005)
@@ -149,6 +156,7 @@ class FlowMeasurement:
         ):
             if summary is not None:
                 flow.sent, flow.lost, flow.bursts = number, summary.lost, summary.bursts
+                self.cpu_wait = max(self.cpu_wait, summary.cpu_wait)
 
     def measure_rate(self, run: int, seconds: float, most: int, size: int, single_bps: float) -> float:
         """Sends from all ports at once, as fast as the interface takes packets, where one port carried `single_bps`.
@@ -165,4 +173,5 @@ class FlowMeasurement:
         for flow, summary in zip(self.flows, accounts(self.ports, self.to, run, sent, self.rtt_s), strict=True):
             if summary is not None:
                 flow.rate_bps = summary.rate_bps
+                self.cpu_wait = max(self.cpu_wait, summary.cpu_wait)
         return sum(flow.rate_bps for flow in self.flows)

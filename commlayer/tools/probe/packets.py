@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ...transport.sockets import BUFFER_BYTES
+from . import cpu
 
 COOKIE_BYTES = 8
 HEADER = struct.Struct(f"!{COOKIE_BYTES}sB3xIIQ")
@@ -71,7 +72,7 @@ class Sent:
     packets: int
     seconds: float
     blocked_s: float
-    """Time in which the socket's buffer was full: the interface did not take more."""
+    """Time in which the socket's buffer was full: the interface did not take more. Waiting for a CPU is not in it."""
 
 
 def grow_buffers(sock: socket.socket) -> tuple[int, int]:
@@ -195,9 +196,9 @@ class Port:
                 if unblocked >= _DOUBLE_AFTER and at_once < most_at_once:
                     at_once, unblocked = min(2 * at_once, most_at_once), 0
             except BlockingIOError:
-                before = time.monotonic()
+                before_s, waited_s = time.monotonic(), cpu.waited_s()
                 select.select([], [self], [], _READY_S)
-                blocked_s += time.monotonic() - before
+                blocked_s += max(0.0, time.monotonic() - before_s - (cpu.waited_s() - waited_s))
                 at_once, unblocked = max(1, at_once // 2), 0
             except OSError as error:
                 if count > 1:  # the kernel or the interface cannot do it

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...transport.interfaces import IP_UDP_HEADER_BYTES
+from . import cpu
 from .account import PATIENCE_S, SPACE_S, accounts
 from .flow import FlowMeasurement
 from .packets import PONG, SEGMENTS_MAX, Address, Port, Sent
@@ -92,6 +93,7 @@ class Measurement:
     _pings: int = 0
     _rtt_s: float = 0.0
     _loaded: list[Summary] = field(default_factory=list)
+    _target_wait: float = 0.0
 
     def measure(self, phases: Sequence[str] = PHASES) -> Sample:
         """The sample. A path without an answer has nothing but that."""
@@ -100,7 +102,9 @@ class Measurement:
         if sample.is_reached:
             for phase in (*PHASES[1:], CROSSED):
                 if phase in phases:
+                    self._target_wait, before = 0.0, cpu.read()
                     getattr(self, f"_measure_{phase}")()
+                    sample.cpu_waits[phase] = [before.wait_until(cpu.read()), self._target_wait]
         return sample
 
     # ---- pings
@@ -226,6 +230,7 @@ class Measurement:
             self.sample.flows_rate_bps = flows.measure_rate(self._next_run(), seconds, most, size, self.sample.rate_bps)
             flows.measure_loss(self._next_run(), *self._train())
         self.sample.flows = flows.flows
+        self._target_wait = flows.cpu_wait
 
     def _measure_crossed(self) -> None:
         """A burst while all other hosts send, too."""
@@ -266,7 +271,10 @@ class Measurement:
 
     def _end(self, run: int, sent: Sent) -> Summary | None:
         """The receiver's account of a train; None if there is no answer."""
-        return accounts([self.port], self.to, run, [sent.packets], self._rtt_s)[0]
+        summary = accounts([self.port], self.to, run, [sent.packets], self._rtt_s)[0]
+        if summary is not None:
+            self._target_wait = max(self._target_wait, summary.cpu_wait)
+        return summary
 
 
 def _is_own_limit(sent: Sent, summary: Summary, size: int) -> bool:

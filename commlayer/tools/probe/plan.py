@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 
 from .meeting import Host, Task
@@ -31,6 +32,16 @@ class Plan:
     hosts: Sequence[Host]
     effort: Effort
     partners: int
+
+    @functools.cached_property
+    def shared(self) -> dict[str, list[tuple[str, str]]]:
+        """The addresses that several hosts have, with host and interface of each: packets to them do not leave a host,
+        so no path has one."""
+        ends: dict[str, list[tuple[str, str]]] = {}
+        for host in self.hosts:
+            for nic in host.nics:
+                ends.setdefault(nic["address"], []).append((host.name, nic["ifname"]))
+        return {address: each for address, each in ends.items() if len({host for host, _ in each}) > 1}
 
     def first_pass(self) -> list[list[Task]]:
         """Rounds of tasks: every pair in one direction, and then in the other."""
@@ -104,8 +115,9 @@ class Plan:
 
     def _task(self, driver: int, responder: int) -> Task:
         ones, others = self.hosts[driver].nics, self.hosts[responder].nics
+        own, far = ([nic for nic in nics if nic["address"] not in self.shared] for nics in (ones, others))
         abouts = []
-        for mine, theirs, network in paths(ones, others):
+        for mine, theirs, network in paths(own, far):
             abouts.append(
                 {
                     "way": Way(driver, mine["ifname"], responder, theirs["ifname"]),

@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 
+from . import cpu
 from .packets import DATA, END, PING, PONG_BODY, RESULT, Address, Arrival, Port, wait_for
 from .train import Train, summarize
 
@@ -58,14 +59,15 @@ class Responder:
     def _begin(self, index: int, key: tuple[Address, int]) -> Train:
         while len(self._trains) >= _KEPT_MAX:
             del self._trains[next(iter(self._trains))]
-        train = self._trains[key] = Train(dropped_before=self._dropped[index])
+        train = self._trains[key] = Train(dropped_before=self._dropped[index], began=cpu.read())
         return train
 
     def _result(self, index: int, key: tuple[Address, int], end: Arrival) -> bytes:
         """The summary of a train so far: packets that come after the first END count for the answer to the next."""
         train = self._trains.get(key) or self._begin(index, key)
         train.dropped_after = self._dropped[index] = end.dropped
-        return json.dumps(dataclasses.asdict(summarize(train, end.number))).encode()
+        wait = train.began.wait_until(cpu.read()) if train.began else 0.0
+        return json.dumps(dataclasses.asdict(dataclasses.replace(summarize(train, end.number), cpu_wait=wait))).encode()
 
 
 def read_pong(pong: Arrival) -> tuple[int, int, int]:

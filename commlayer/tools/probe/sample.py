@@ -71,6 +71,8 @@ class Sample:
     """The rate of all source ports at once."""
     crossed: Crossed | None = None
     """The measurement while all hosts sent at once; None: there was none."""
+    cpu_waits: dict[str, list[float]] = field(default_factory=dict)
+    """For each phase, the shares of its time for which the source, and the target, waited for a CPU."""
 
     @property
     def loss(self) -> float:
@@ -97,6 +99,8 @@ class Sample:
         self.flows_rate_bps = max(self.flows_rate_bps, other.flows_rate_bps)
         if other.crossed and (self.crossed is None or other.crossed.rate_bps > self.crossed.rate_bps):
             self.crossed = other.crossed
+        for phase, waits in other.cpu_waits.items():
+            self.cpu_waits[phase] = min(waits, self.cpu_waits.get(phase, waits), key=max)
         for mine, theirs in ((self.dscp, other.dscp), (self.ecn, other.ecn)):
             mine.update({sent: arrived for sent, arrived in theirs.items() if mine.get(sent) != int(sent)})
 

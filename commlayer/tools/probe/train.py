@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from .cpu import Cpu
+
 _SETTLED = 0.3  # share of a burst that fills token buckets and queues, and does not count for the rate
 
 
@@ -21,6 +23,8 @@ class Train:
     size: int = 0
     dropped_before: int = 0
     dropped_after: int = 0
+    began: Cpu | None = None
+    """The time of the receiving thread at the first packet."""
 
     def add(self, number: int, sent_ns: int, arrived_ns: int, dropped: int, size: int) -> None:
         """Notes an arrival."""
@@ -49,6 +53,8 @@ class Summary:
     queue_p50_us: float
     """Delay on the way beyond that of the fastest packet."""
     queue_p99_us: float
+    cpu_wait: float = 0.0
+    """Share of the time in which the receiver wanted to run, and waited for a CPU."""
 
 
 def summarize(train: Train, sent: int) -> Summary:

@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from . import links
+from . import cpu, links
 from .sample import Sample, Way
 
 SLOW_RATIO = 1.5
@@ -18,6 +18,14 @@ LOSS_LEAST = 0.001
 BURSTS_LEAST = 2
 REORDERED_LEAST = 0.005
 RTT_RATIO, RTT_EXTRA_US = 2.0, 1000.0
+_TIMED = {
+    "rtt": ("rtt", "rate"),
+    "reordering": ("loss",),
+    "links": ("flows",),
+    "crossed": ("crossed",),
+}
+"""The phases whose times decide, by kind of defect. Rates of one path have `is_own_limit` for this; losses of a whole
+path, changed and missing packets stay what they are on a busy machine."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +52,45 @@ class View:
         return {sample.way: sample.network for sample in self.samples}
 
 
+def starving(sample: Sample, kind: str = "") -> dict[int, float]:
+    """The hosts that waited for a CPU while the figures of a kind of defect were measured, too long for them to mean
+    the network, and the share of that time. Without a kind: while this path was measured alone."""
+    found: dict[int, float] = {}
+    for phase in _TIMED.get(kind, ()) if kind else sample.cpu_waits.keys() - {"crossed"}:
+        for host, share in zip(sample.way[::2], sample.cpu_waits.get(phase, ()), strict=False):
+            if share >= cpu.STARVED:
+                found[host] = max(share, found.get(host, 0.0))
+    return found
+
+
+def busy_hosts(view: View) -> dict[int, float]:
+    """The hosts whose CPUs were too busy to judge their paths, and the share of its time for which the probe waited:
+    those that waited in half of their paths or more, and those that would be blamed for something else."""
+    measured: dict[int, list[float]] = {}
+    for each in view.reached:
+        shares = starving(each)
+        for host in (each.way.source, each.way.target):
+            measured.setdefault(host, []).append(shares.get(host, 0.0))
+    found = {host: share for host, shares in measured.items() if (share := statistics.median_high(shares)) > 0}
+    by_way = {each.way: each for each in view.reached}
+    for kind, ways in _suspects(view, is_loose=False).items():
+        for way in ways:
+            for host, share in starving(by_way[way], kind).items() if way in by_way else ():
+                found[host] = max(share, found.get(host, 0.0))
+    return dict(sorted(found.items()))
+
+
 def suspects(view: View, *, is_loose: bool = False) -> dict[str, set[Way]]:
-    """The bad paths by kind of defect; with `is_loose`, all that are worth a second look."""
+    """The bad paths by kind of defect; with `is_loose`, all that are worth a second look, otherwise without those whose
+    figures are a busy CPU's."""
+    found = _suspects(view, is_loose=is_loose)
+    by_way = {each.way: each for each in view.samples}
+    if is_loose:
+        return found
+    return {kind: {way for way in ways if not starving(by_way[way], kind)} for kind, ways in found.items()}
+
+
+def _suspects(view: View, *, is_loose: bool) -> dict[str, set[Way]]:
     reached = view.reached
     ratio = 1 + (SLOW_RATIO - 1) / (2 if is_loose else 1)
     rates, rtts = usual_rates(reached), usual_rtts(reached)

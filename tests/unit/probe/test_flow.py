@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 from collections.abc import Iterator
 
 import pytest
 
 from commlayer.tools.probe.flow import Flow, FlowMeasurement
+from commlayer.tools.probe.links import lossy
 from commlayer.tools.probe.packets import DATA, PING, Arrival, Port
 from commlayer.tools.probe.responder import Responder
 from tests.unit.probe.loopback import COOKIE, Filter, Filtered, keep
@@ -68,3 +70,17 @@ def test_flows_of_a_second_pass_are_added() -> None:
     flow = Flow(4000, 300.0, 100, 2, 1, 5e6, ["10.0.0.1"])
     flow.add(Flow(4000, 250.0, 200, 1, 1, 4e6))
     assert flow == Flow(4000, 250.0, 300, 3, 2, 5e6, ["10.0.0.1"])
+
+
+@pytest.mark.parametrize("period", [2, 4, 8])
+def test_a_loss_at_even_times_meets_all_ports(period: int) -> None:
+    """With the ports in the same order in each round, it would meet some of them, as a bad link does."""
+    counts = itertools.count()
+
+    def lose(arrival: Arrival) -> Arrival | None:
+        return None if arrival.kind == DATA and next(counts) % period == 0 else arrival
+
+    with measurement(lose) as flows:
+        flows.measure_loss(3, 400, 100, 4000.0)
+    assert sum(flow.lost for flow in flows.flows) == 400 // period
+    assert lossy(flows.flows) == []

@@ -1,5 +1,13 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from commlayer.tools.probe.command import Spec, _lead
+from commlayer.tools.probe.findings import of_addresses
+from commlayer.tools.probe.meeting import Host, MeetingError
 from commlayer.tools.probe.path import CROSSED, PHASES, Effort
 from commlayer.tools.probe.plan import Plan
 from commlayer.tools.probe.sample import Way
@@ -105,3 +113,28 @@ def test_crossing_traffic_is_counted() -> None:
     effort = Effort(burst_bytes=1_000_000)
     plan = Plan(hosts(4), effort, 8)
     assert plan.bytes(plan.crossed()) == (8 * 2_000_000, 2 * 2_000_000)
+
+
+def same_address(count: int, nics: int) -> list[Host]:
+    """Hosts whose last interface has one address on all of them, as bridges of containers have."""
+    found = hosts(count, nics)
+    for host in found:
+        host.nics[-1]["address"] = "172.17.0.1"
+    return found
+
+
+def test_an_address_that_several_hosts_have_is_named_and_in_no_path() -> None:
+    plan = Plan(same_address(4, 2), Effort(), 8)
+    abouts = [about for tasks in plan.first_pass() for task in tasks for about in task["paths"]]
+    assert {Way(*about["way"]).target_nic for about in abouts} == {"eth0"}
+    assert len(abouts) == 12
+    (finding,) = of_addresses(plan.shared)
+    assert finding.text == "host0, host1, host2 and host3 have the same address, 172.17.0.1 (eth1)"
+    assert finding.remedy.endswith("leave the interface out with COMMLAYER_IFNAME=^eth1")
+    assert of_addresses(Plan(hosts(4, 2), Effort(), 8).shared) == []
+
+
+def test_hosts_of_one_address_alone_are_an_error_that_names_it() -> None:
+    meeting: Any = SimpleNamespace(hosts=same_address(4, 1), size=4)
+    with pytest.raises(MeetingError, match=r"host0, host1, host2 and host3 have the same address, 172.17.0.1 \(eth0\)"):
+        _lead(meeting, Spec(), lambda _: None)
