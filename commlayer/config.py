@@ -30,7 +30,7 @@ from .policy import (
     Treatment,
     check_loss_bound,
 )
-from .setting import COMMON, Found, Section, check, find, made, rows
+from .setting import COMMON, Found, Section, changed, check, find, made, rows
 
 __all__ = [  # all that other folders may use of settings
     "CLASS",
@@ -45,6 +45,7 @@ __all__ = [  # all that other folders may use of settings
     "Found",
     "Policy",
     "Treatment",
+    "changed",
     "check_loss_bound",
     "ddp_of_job",
     "made_of",
@@ -373,11 +374,10 @@ def shared() -> dict[str, str]:
     gradients would differ."""
     found = {}
     for section, each in of_job().items():
-        kind: Any = type(each)
-        changed = {row.name: getattr(each, row.name) for row in rows(kind) if getattr(each, row.name) != row.default}
-        if changed and section != PROCESS:
+        given = changed(each, type(each))
+        if given and section != PROCESS:
             name = f"[{section}] (commlayer.toml or {variable('*', section)})"
-            found[name] = ", ".join(f"{key}={value!r}" for key, value in changed.items())
+            found[name] = ", ".join(f"{key}={value!r}" for key, value in given.items())
     return found
 
 

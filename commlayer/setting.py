@@ -61,6 +61,12 @@ def check(settings: Any, of: Any, name_of: Callable[[str, object], str]) -> None
         object.__setattr__(settings, row.name, row.kind.check(value, name_of(row.name, value)))
 
 
+def changed(settings: Any, of: Any) -> dict[str, Any]:
+    """The fields of `of` that are not the defaults."""
+    values = {row.name: (getattr(settings, row.name), row.default) for row in rows(of)}
+    return {name: value for name, (value, default) in values.items() if value != default}
+
+
 @dataclasses.dataclass(frozen=True)
 class Found:
     """The value of a setting, and its source."""

@@ -10,7 +10,7 @@ import pytest
 
 from commlayer import kind
 from commlayer.errors import ConfigError
-from commlayer.setting import COMMON, Found, Section, find, made, rows
+from commlayer.setting import COMMON, Found, Section, changed, find, made, rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +34,18 @@ def test_rows_are_the_fields() -> None:
         ("is_on", False, "a switch", False),
         ("names", (), "some names", False),
     ]
+
+
+@dataclasses.dataclass(frozen=True)
+class More(Settings):
+    """With a field that is no setting."""
+
+    own: bool = True
+
+
+def test_changed_settings_are_those_that_are_not_the_defaults() -> None:
+    assert changed(Settings(), Settings) == {}
+    assert changed(More(count=4, names=("lo",)), Settings) == {"count": 4, "names": ("lo",)}
 
 
 def test_a_variable_counts_more_than_the_file_and_the_file_more_than_the_default() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import dataclasses
 import importlib.metadata
 import math
 import threading
@@ -13,7 +12,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from ...config import Config, Policy, path_of_file
+from ...config import Config, Policy, changed, path_of_file
 from ...errors import CommError
 from ...plans.select import all_reduce_algorithm
 from ...plans.settings import Settings
@@ -186,16 +185,11 @@ def amount(count: float) -> str:
 
 def lines_of_process(engine: Engine, config: Config) -> list[str]:
     """Versions and settings of this process."""
-    defaults = Config()
-    changed = [
-        f"{field.name}={getattr(config, field.name)}"
-        for field in dataclasses.fields(config)
-        if getattr(config, field.name) != getattr(defaults, field.name)
-    ]
+    given = ", ".join(f"{name}={value}" for name, value in changed(config, Config).items())
     version = importlib.metadata.version("commlayer")
     return [
         f"commlayer {version}, torch {torch.__version__}, kernels {kernels_level()}",
-        f"packets of {engine.packet_bytes} bytes; settings: {', '.join(changed) or 'defaults'}",
+        f"packets of {engine.packet_bytes} bytes; settings: {given or 'defaults'}",
         *([f"settings come from the file {path_of_file()}, too"] if path_of_file() else []),
     ]
 
@@ -218,11 +212,6 @@ def lines_of_group(native: Any, policy: Policy, settings: Settings) -> list[str]
         lines += [f"{name}: path {path}" for path in names_of_paths(own, descriptions[rank])]
     plans = ", ".join(f"{all_reduce_algorithm(native.hosts, size, settings)} at {amount(size)}" for size in SIZES)
     lines.append(f"{name}: all_reduce by {plans}")
-    defaults = Policy()
-    changed = [
-        f"{field.name}={getattr(policy, field.name)!r}"
-        for field in dataclasses.fields(defaults)
-        if getattr(policy, field.name) != getattr(defaults, field.name)
-    ]
-    lines.append(f"{name}: policy {', '.join(changed) or 'defaults'}")
+    given = ", ".join(f"{field}={value!r}" for field, value in changed(policy, Policy).items())
+    lines.append(f"{name}: policy {given or 'defaults'}")
     return lines

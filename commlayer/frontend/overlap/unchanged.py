@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from ...config import Config, Ddp, Policy, ddp_of_job, policy_of_job
+from ...config import Config, Ddp, Policy, changed, ddp_of_job, policy_of_job
 from ...errors import ConfigError
 from ..gradients.ddp import allreduce_hook
 from ..gradients.hook_state import HookState
@@ -123,14 +123,13 @@ def _tell(model: DistributedDataParallel, asked: Ddp, policy: Policy) -> None:
     """The log of the first rank; a warning where training differs."""
     if dist.get_rank(model.process_group):
         return
-    defaults = Policy()
     differs = policy.codec != "none" or policy.loss_bound > 0 or asked.staleness > 0
-    changed = [f"{name}={value!r}" for name, value in vars(policy).items() if value != getattr(defaults, name)]
+    given = ", ".join(f"{name}={value!r}" for name, value in changed(policy, Policy).items())
     log.log(
         logging.WARNING if differs else logging.INFO,
         "%s is averaged by commlayer's %s, as the settings ask: policy %s%s",
         type(model.module).__name__,
         f"overlap(staleness={asked.staleness})" if asked.overlap else "hook",
-        ", ".join(changed) or "defaults",
+        given or "defaults",
         "; gradients are not exact; `commlayer config` shows where that is set" if differs else "",
     )
