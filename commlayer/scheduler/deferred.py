@@ -2,7 +2,8 @@
 
 `step()` notes the hyperparameters and goes on. The step of some parameters is made before their next use, by the same
 optimizer, with only these parameters and the noted hyperparameters in its groups. So a scheduler may change the
-learning rate, and `zero_grad` may clear gradients, before that.
+learning rate, and `zero_grad` may clear gradients, before that. Whoever runs the model calls `use` before a module
+runs; what takes a parameter in another way finds it guarded (guard.py), and makes its step.
 
 With staleness 1, `step()` number t makes the step with the gradients of the backward pass before the last one:
 W(t+1) = W(t) - lr(t) g(W(t-1)), the rule of PipeDream-2BW (Narayanan et al., ICML 2021). There is no step number 0.
@@ -12,7 +13,8 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 from weakref import WeakSet
 
@@ -23,6 +25,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 
 from ..errors import ConfigError
 from .gradient import PendingReduction
+from .guard import guard, others_hold, unguard
 
 log = logging.getLogger("commlayer")
 
@@ -91,10 +94,17 @@ class DeferredStep:
         """Gradients that wait for the next `step()`, with staleness 1."""
         self._hidden: dict[Tensor, Tensor | None] = {}
         """Gradients of claims, during the optimizer's own step for all others."""
+        self._shared: set[Tensor] = set()
+        """Parameters of the last `step()` whose memory others hold: they may be read unnoticed, so nothing waits."""
         self._is_applying = False
-        self._told = False
+        self._told: set[str] = set()
         hooks = optimizer.register_step_pre_hook(self._before_step), optimizer.register_step_post_hook(self._after_step)
         self._hooks = hooks
+
+    @property
+    def pending(self) -> Collection[Tensor]:
+        """The parameters with a step to make."""
+        return self._claims.keys()
 
     def add(self, reduction: PendingReduction) -> None:
         """Takes a reduction that a backward pass has started, and replaces its gradients by PendingGradients."""
@@ -140,6 +150,8 @@ class DeferredStep:
         for hook in self._hooks:
             hook.remove()
         self._open.clear()
+        for parameter in self._claims:
+            unguard(parameter)
         self._claims.clear()
         self.forget()
 
@@ -154,9 +166,9 @@ class DeferredStep:
         reduction.wait()
 
     def _tell(self, reason: str) -> None:
-        if not self._told:
+        if reason not in self._told:
             log.warning("overlap: %s: the step waits there for the gradients, and results stay exact", reason)
-        self._told = True
+        self._told.add(reason)
 
     def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Claims gradients in flight in `step()`, before the optimizer's own step, and hides them from it."""
@@ -178,6 +190,7 @@ class DeferredStep:
             self._tell("the optimizer has other step hooks, which may read parameters")
             for reduction in self._open:
                 reduction.wait()
+        self._wait_for_shared()
         now = [_hyperparameters(group) for group in optimizer.param_groups]
         claims = self._claim()
         self._open = [each for each in self._open if any(each.stands_for(parameter) for parameter in each.gradients)]
@@ -187,6 +200,25 @@ class DeferredStep:
         for claim in claims:
             claim.hyperparameters = now
             self._claims.update({parameter: claim for group in claim.parameters for parameter in group})
+
+    def _wait_for_shared(self) -> None:
+        """Waits for the gradients of parameters whose memory others hold, and leaves them to the optimizer's own step.
+
+        With staleness 1 their steps are made after it.
+        """
+        own = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        reductions = [*self._open, *(each.reduction for each in self._held)]
+        arriving = {parameter for each in reductions for parameter in each.gradients}
+        self._shared = others_hold([each for each in own if each in arriving], own)
+        if self._shared:
+            first = next(number for number, each in enumerate(own) if each in self._shared)
+            self._tell(
+                f"the memory of {len(self._shared)} parameters is held by another tensor, as a view or .data, which "
+                f"reads it unnoticed: the first is parameter {first} of the optimizer, {tuple(own[first].shape)}"
+            )
+        for reduction in self._open:
+            if not self._shared.isdisjoint(reduction.gradients):
+                reduction.wait()
 
     def _claim(self) -> list[Claim]:
         """Takes the gradients of the open reductions from the parameters of the optimizer."""
@@ -224,6 +256,13 @@ class DeferredStep:
             for parameter, gradient in self._hidden.items():
                 parameter.grad = gradient
             self._hidden.clear()
+            self.use(self._shared)
+            for parameter in self._claims:
+                guard(parameter, self._used)
+
+    def _used(self, parameter: Tensor) -> None:
+        """A guarded parameter is about to be read or changed."""
+        self.use([parameter])
 
     def _has_other_hooks(self) -> bool:
         of_all = [*_global_optimizer_pre_hooks.values(), *_global_optimizer_post_hooks.values()]
@@ -238,6 +277,7 @@ class DeferredStep:
             for group in claim.parameters:
                 for parameter in group:
                     del self._claims[parameter]
+                    unguard(parameter)
             self._step(claim)
         finally:
             self._is_applying = False
@@ -253,14 +293,27 @@ class DeferredStep:
         all_groups, optimizer.param_groups = optimizer.param_groups, groups
         _in_parts.add(optimizer)
         try:
-            # The caller's forward pass may run under autocast or in inference mode.
-            with torch.inference_mode(False), torch.autocast(parameters[0].device.type, enabled=False):
+            # The caller's forward pass may run under autocast, in inference mode, or within torch.func.
+            with (
+                torch.inference_mode(False),
+                torch.autocast(parameters[0].device.type, enabled=False),
+                _outside_of_transforms(),
+            ):
                 type(optimizer).step(optimizer)
         finally:
             _in_parts.discard(optimizer)
             optimizer.param_groups = all_groups
             for parameter, gradient in zip(parameters, kept, strict=True):
                 parameter.grad = gradient
+
+
+def _outside_of_transforms() -> AbstractContextManager[Any]:
+    """A context outside of `torch.func.grad` and `vmap`, which refuse changes of tensors from without."""
+    if torch._C._functorch.peek_interpreter_stack() is None:
+        return nullcontext()
+    from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack  # takes long to import
+
+    return temporarily_clear_interpreter_stack()
 
 
 _in_parts: WeakSet[Optimizer] = WeakSet()

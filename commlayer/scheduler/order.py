@@ -7,14 +7,14 @@ goes by the order of a pipeline's forwards.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ..config import PRIORITIES
+from .guard import METADATA, tensors_in
 
 SPREAD = 2
 """Buckets of front layers get classes up to this much more urgent than the policy's, those of back layers up to this
@@ -52,64 +52,46 @@ def stage_class(priority: int, place: int, stages: int) -> int:
 class NextUse:
     """The order in which forward passes use the parameters of a model, learned in one pass.
 
-    `begin`, `enter` for every module that starts, `use` for every parameter that an operation takes, and `end` describe
-    that pass. Later passes are expected to be like it.
+    `begin`, `use` for every parameter that an operation takes, and `end` describe that pass. Later passes are expected
+    to be like it, and go slower if they are not.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self.needs: dict[nn.Module, list[Tensor]] = {}
-        """The parameters that a module's forward may use: its own and, once learned, borrowed ones."""
-        self._owners: dict[Tensor, list[nn.Module]] = {}
-        for module in model.modules():
-            self.needs[module] = list(module.parameters(recurse=False))
-            for parameter in self.needs[module]:
-                self._owners.setdefault(parameter, []).append(module)
-        self._total = sum(parameter.numel() for parameter in self._owners)
+        self._owned: dict[Tensor, None] = dict.fromkeys(model.parameters())
+        self._total = sum(parameter.numel() for parameter in self._owned)
         self._places: dict[Tensor, int] = {}
         self._order: list[Tensor] = []
         self._before: dict[Tensor, int] = {}
         """Elements of all parameters that are used before this one."""
-        self._begun: set[nn.Module] = set()
-        self._latest = model
         self.is_learned = False
         """Whether a forward pass has ended."""
-        self.has_borrowed = False
-        """Whether an operation took a parameter before any module that owns it had started."""
 
     @property
     def parameters(self) -> Collection[Tensor]:
         """All parameters of the model."""
-        return self._owners.keys()
+        return self._owned.keys()
 
     def begin(self) -> None:
         """A forward pass starts. An earlier one that did not end counts for nothing."""
-        self._order, self._begun = [], set()
-
-    def enter(self, module: nn.Module) -> None:
-        """The forward of this module starts."""
-        self._begun.add(module)
-        self._latest = module
+        self._order = []
 
     def use(self, parameter: Tensor) -> None:
         """An operation takes this parameter."""
         self._order.append(parameter)
-        if self._begun.isdisjoint(self._owners[parameter]) and parameter not in set(self.needs[self._latest]):
-            self.has_borrowed = True
-            self.needs[self._latest].append(parameter)
 
     def end(self) -> None:
         """The forward pass has ended well. Parameters without a use go last."""
-        self._adopt(list(dict.fromkeys([*self._order, *self._owners])))
+        self._adopt(list(dict.fromkeys([*self._order, *self._owned])))
         self.is_learned = True
 
     def places(self) -> list[int]:
         """The place of each parameter, in the order of the model: to be made the same on all ranks of a job."""
-        return [self._places[parameter] for parameter in self._owners]
+        return [self._places[parameter] for parameter in self._owned]
 
     def adopt(self, places: Sequence[int]) -> None:
         """Takes over the `places` of another rank."""
-        place_of = dict(zip(self._owners, places, strict=True))
-        self._adopt(sorted(self._owners, key=place_of.__getitem__))
+        place_of = dict(zip(self._owned, places, strict=True))
+        self._adopt(sorted(self._owned, key=place_of.__getitem__))
 
     def _adopt(self, order: list[Tensor]) -> None:
         self._order, before = order, 0
@@ -138,21 +120,6 @@ class NextUse:
         return max(last - (last - first + 1) * max(after, 0) // self._total, first)
 
 
-def _getters(*names: str) -> frozenset[Any]:
-    return frozenset(getattr(torch.Tensor, name).__get__ for name in names)
-
-
-METADATA = _getters("shape", "dtype", "device", "layout", "requires_grad", "is_leaf", "grad", "grad_fn", "ndim") | {
-    torch.Tensor.size,
-    torch.Tensor.dim,
-    torch.Tensor.numel,
-    torch.Tensor.stride,
-    torch.Tensor.is_floating_point,
-    torch.is_floating_point,
-}
-"""Functions that take a parameter without reading its values."""
-
-
 class FirstUse(TorchFunctionMode):
     """Calls `tell`, while active, with each of the `parameters` that an operation takes, before the operation."""
 
@@ -166,17 +133,7 @@ class FirstUse(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         if func not in METADATA:
-            for tensor in _tensors((args, kwargs)):
+            for tensor in tensors_in((args, kwargs)):
                 if tensor in self._parameters:
                     self._tell(tensor)
         return func(*args, **kwargs)
-
-
-def _tensors(values: Any) -> Iterator[Tensor]:
-    if isinstance(values, Tensor):
-        yield values
-    elif isinstance(values, (list, tuple)):
-        for each in values:
-            yield from _tensors(each)
-    elif isinstance(values, dict):
-        yield from _tensors(tuple(values.values()))

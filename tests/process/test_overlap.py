@@ -35,6 +35,7 @@ def test_refusals(rank: int, size: int) -> None:
     compiled = nn.Linear(2, 2)
     compiled.compile()
     refused("compiled, .* leave torch.compile out", ddp(nn.Sequential(compiled)))
+    refused("TorchScript, .* leave torch.jit out", ddp(nn.Sequential(torch.jit.script(nn.Linear(2, 2)))))
     refused("overlap with LBFGS", ddp(), torch.optim.LBFGS(nn.Linear(2, 2).parameters()))
     refused("has no parameter of the model", ddp(), torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1))
     for staleness in (2, -1, True, 0.5):

@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.nn import functional
 
 import commlayer
 from commlayer.frontend.overlap.fsdp import groups_of
@@ -33,10 +34,13 @@ class Training:
         torch.manual_seed(1)
         self.rank = rank
         layers = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(LAYERS)]
-        self.model: Any = nn.Sequential(*layers, nn.Linear(WIDTH, 3))
+        self.model: Any = nn.Sequential(*layers, options.get("head", nn.Linear)(WIDTH, 3))
         sharding = {name: value for name, value in options.items() if name in ("mesh", "mp_policy")}
         for layer in layers:
             fully_shard(layer, **sharding)
+        if "head" in options:
+            fully_shard(self.model[LAYERS], **sharding)
+            register_fsdp_forward_method(self.model[LAYERS], "twice")
         fully_shard(self.model, **sharding)
         if "codec" in options:
             commlayer.compress_fsdp(self.model, commlayer.Policy(codec=options["codec"]), weights="bf16")
@@ -235,3 +239,33 @@ def test_another_policy_after_remove(rank: int, size: int) -> None:
         handle = commlayer.overlap(training.model, training.optimizer, commlayer.Policy(codec=codec))
         group = groups_of(training.model._get_fsdp_state())[0]
         assert group._reduce_scatter_comm.policy.codec == codec
+
+
+@ranks.on(2, ranks.run_job, environ=NETWORK)
+def test_weights_gathered_without_a_forward_hook(rank: int, size: int) -> None:
+    """A method that the user registers, `unshard()` by hand, and shards that are read: no hook of a module runs."""
+
+    class Twice(nn.Linear):
+        def twice(self, values: Tensor) -> Tensor:
+            return 2 * functional.linear(values, self.weight, self.bias)
+
+    def loop(training: Training) -> None:
+        layer: Any = training.model[LAYERS]
+        for step in range(STEPS):
+            training.optimizer.zero_grad()
+            training.loss(step).backward()
+            training.optimizer.step()
+            shard: Any = training.model[0][0].weight
+            training.seen.append(shard.detach().norm().full_tensor())
+            if step % 2:
+                values = torch.randn(2, WIDTH, generator=torch.Generator().manual_seed(step))
+                training.seen.append(layer.twice(values).detach().clone())
+            else:
+                training.model[1].unshard()
+                training.seen.append(training.model[1][0].weight.detach().clone())
+                training.model[1].reshard()
+
+    def make(overlapped: bool) -> Training:
+        return Training(rank, overlapped=overlapped, make=OPTIMIZERS["SGD"], options={"head": Twice})
+
+    run_both(loop, make(False), make(True))

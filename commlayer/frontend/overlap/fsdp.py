@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -43,11 +44,25 @@ class FsdpOverlap(Overlap):
             module: [each.sharded_param for each in group.fsdp_params] for module, group in groups.items()
         }
         super().__init__(model, model, optimizer, staleness)
-        self._order.needs.update(self._managed)
+        self._groups = list(dict.fromkeys(groups.values()))
+        for group in self._groups:  # forward passes, prefetches and methods of the user's come through here
+            group.unshard = functools.partial(self._unshard, group, group.unshard)
         self._started: list[tuple[list[Tensor], Work, Tensor]] = []
         self._is_queued = False
         self._told: set[str] = set()
         defer_collectives(groups, policy, self)
+
+    def remove(self) -> None:
+        try:
+            super().remove()
+        finally:
+            for group in self._groups:
+                vars(group).pop("unshard", None)
+
+    def _unshard(self, group: Any, unshard: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        """In the place of a parameter group's `unshard`, which reads memory of the shards."""
+        self._deferred.use([each.sharded_param for each in group.fsdp_params])
+        unshard(*args, **kwargs)
 
     def _users(self) -> list[nn.Module]:
         return list(self._managed)
@@ -65,13 +80,9 @@ class FsdpOverlap(Overlap):
         if managed is None:
             return
         if not self._order.is_learned:
-            self._order.enter(module)
             for parameter in managed:
                 self._order.use(parameter)
         self._deferred.use(managed)
-        for state in _state(module)._states_to_forward_prefetch:  # this module gathers their weights, too
-            for group in groups_of(state):
-                self._deferred.use([each.sharded_param for each in group.fsdp_params])
 
     def later(self, group: Any, output: Tensor, op: Any) -> bool:
         """Whether the reduce-scatter of this parameter group into `output` may be waited for later."""

@@ -1,15 +1,18 @@
 """`Overlap`: the hooks that DDP and FSDP2 have in common when gradients travel during the next forward pass.
 
-In front of each module's forward the steps of its parameters are made; when the forward pass ends, all others are.
+In front of each module's forward the steps of its parameters are made; when the forward pass ends, all others are. What
+takes a parameter in another way, as `F.embedding(words, self.embedding.weight)`, finds it guarded, and makes its step
+(scheduler/guard.py). Code that no function of Python shows, as that of torch.func, is found in the graph of the output.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import BroadcastOptions
 from torch.optim import Optimizer
@@ -18,6 +21,7 @@ from torch.utils.hooks import RemovableHandle
 from ...config import Policy
 from ...errors import ConfigError
 from ...scheduler.deferred import DeferredStep
+from ...scheduler.guard import tensors_in
 from ...scheduler.order import FirstUse, NextUse
 from ..group.backend import CommProcessGroup
 from ..work.context import in_order
@@ -34,10 +38,11 @@ class Overlap:
         out. With staleness 1, gradients of the step before are still in flight, and are needed earlier."""
         self._model, self._net = model, net
         self._order = NextUse(net)
+        self._needs = {module: list(module.parameters(recurse=False)) for module in net.modules()}
         _check_owned(self._order, optimizer)
         self._deferred = DeferredStep(optimizer, staleness)
         self._is_agreed = False
-        self._watch = FirstUse(self._order.parameters, self._use)
+        self._watch = FirstUse(self._order.parameters, self._order.use)
         self._is_watching = False
         self.is_removed = False
         """Whether `remove` has been called."""
@@ -84,9 +89,9 @@ class Overlap:
             if module is self._net:
                 self._leave()
 
-        def end(module: nn.Module, _: Any, __: Any) -> None:
+        def end(module: nn.Module, _: Any, output: Any) -> None:
             if module is self._net:
-                self._end()
+                self._end(output)
 
         hooks = [module.register_forward_pre_hook(enter, prepend=True) for module in self._users()]
         hooks.append(self._net.register_forward_pre_hook(begin, prepend=True))
@@ -96,32 +101,20 @@ class Overlap:
 
     def _users(self) -> list[nn.Module]:
         """The modules before whose forward steps are made."""
-        return [module for module, needs in self._order.needs.items() if needs or module is self._net]
+        return [module for module, needs in self._needs.items() if needs or module is self._net]
 
     def _begin(self) -> None:
         """A forward pass of the model starts."""
         if not torch.is_grad_enabled():
             self.finish()
-        elif not self._is_watching and (not self._order.is_learned or self._order.has_borrowed):
-            if not self._order.is_learned:
-                self._order.begin()
+        elif not self._is_watching and not self._order.is_learned:
+            self._order.begin()
             self._watch.__enter__()  # type: ignore[no-untyped-call]
             self._is_watching = True
 
     def _enter(self, module: nn.Module) -> None:
         """The forward of a module starts."""
-        needs = self._order.needs.get(module)
-        if needs is None:
-            return  # it is in a copy of the model
-        if self._is_watching and not self._order.is_learned:
-            self._order.enter(module)
-        self._deferred.use(needs)
-
-    def _use(self, parameter: Tensor) -> None:
-        """An operation takes a parameter."""
-        if not self._order.is_learned:
-            self._order.use(parameter)
-        self._deferred.use([parameter])
+        self._deferred.use(self._needs.get(module, ()))  # a copy of the model has the hooks, too
 
     def _leave(self) -> None:
         """The forward pass has ended, well or not."""
@@ -129,11 +122,22 @@ class Overlap:
             self._is_watching = False
             self._watch.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
-    def _end(self) -> None:
-        """The forward pass has ended well."""
+    def _end(self, output: Any) -> None:
+        """The forward pass has ended well. Raises ConfigError if it used a parameter without its step."""
         if torch.is_grad_enabled() and not self._order.is_learned:
             self._order.end()
+        for parameter in _leaves_of(output) if self._deferred.pending else ():
+            if parameter in self._deferred.pending:
+                self._refuse(parameter)
         self._deferred.settle()
+
+    def _refuse(self, used: Tensor) -> None:
+        name = next((name for name, parameter in self._net.named_parameters() if parameter is used), "?")
+        raise ConfigError(
+            f"rank {dist.get_rank()}: overlap({type(self._model).__name__}): the forward pass used the parameter "
+            f"{name!r} as it was before the step, in code that Python does not show (torch.func, a C++ extension); "
+            f"call handle.finish() before the model, or the module that has the parameter"
+        )
 
     # ---- backward ---------------------------------------------------------------------------------------------------
 
@@ -155,6 +159,20 @@ class Overlap:
         group.broadcast([places], options).wait()
         self._order.adopt(places.tolist())
         self._is_agreed = True
+
+
+def _leaves_of(output: Any) -> Iterator[Tensor]:
+    """The parameters in the graph of what a model returns."""
+    nodes = [each.grad_fn for each in tensors_in(output) if each.grad_fn is not None]
+    seen = set(nodes)
+    while nodes:
+        node = nodes.pop()
+        if hasattr(node, "variable"):
+            yield node.variable
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                nodes.append(following)
 
 
 def hooks_of_states(
@@ -186,7 +204,9 @@ def check_modules(model: nn.Module) -> None:
 
 
 def check_own_steps(model: nn.Module, who: str) -> None:
-    """Raises ConfigError for parameters that are stepped in the backward pass."""
+    """Raises ConfigError for parameters that are stepped in the backward pass, and for TorchScript."""
+    if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
+        raise ConfigError(f"{who}: a part of it is TorchScript, which runs no hooks of modules; leave torch.jit out")
     if any(hasattr(parameter, "_in_backward_optimizers") for parameter in model.parameters()):
         raise ConfigError(f"{who}: its optimizer runs in the backward pass; leave _apply_optimizer_in_backward out")
 

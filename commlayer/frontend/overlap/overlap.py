@@ -9,8 +9,8 @@ Three things make this work, and keep every result as it was:
 - The reduction of gradients starts in the backward pass, which does not wait for it. Gradients that the next forward
   pass needs first have the most urgent class (scheduler/order.py).
 - `optimizer.step()` makes no step for gradients in flight (scheduler/deferred.py).
-- Before a module's forward, a hook waits for the gradients of this module's parameters and makes their steps. All else
-  is done when the forward pass ends (handle.py).
+- Before a module's forward, a hook waits for the gradients of this module's parameters and makes their steps. So does
+  any other use of such a parameter (scheduler/guard.py). All else is done when the forward pass ends (handle.py).
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ def overlap(
     it is, and with `staleness` 0 so do its results, bit by bit. `staleness=1` makes each step with the gradients of the
     step before, W(t+1) = W(t) - lr g(W(t-1)): no forward pass waits for the network, but training is another one.
 
-    Code that reads parameters between `step()` and the next forward pass, as a moving average does, must call
-    `finish()` of the handle first; `state_dict()` and evaluation do so by themselves.
+    Code that reads parameters before their steps are made, as a moving average, makes them. Code in C++ that does so
+    (a transform of torch.func, an extension) must call `finish()` of the handle first.
 
     With COMMLAYER_DISABLE the model stays as it is.
 

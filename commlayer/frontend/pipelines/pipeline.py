@@ -84,8 +84,8 @@ def attach(
     HookState of the caller instead of `policy`: restored, or with a tolerance. `by_next_use=False` gives all gradients
     the policy's class (for measurements).
 
-    Code that reads parameters between `step()` and the next step of the schedule must call `finish()` of the handle
-    first; `state_dict()` and evaluation do so by themselves.
+    Code that reads parameters before their steps are made makes them. Code in C++ that does so (a transform of
+    torch.func, an extension) must call `finish()` of the handle first.
 
     Raises ConfigError for schedules, stages, optimizers and policies with which results would change, and with
     COMMLAYER_DISABLE.

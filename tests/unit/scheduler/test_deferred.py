@@ -119,10 +119,12 @@ def test_nothing_waits_before_the_next_use() -> None:
     run.optimizer.zero_grad()
     assert run.waits == 0
     assert run.deferred is not None
+    assert run.deferred.pending
     run.deferred.use([run.parameters[3]])
     assert run.waits == 1
     run.deferred.finish()
     assert run.waits == 3
+    assert not run.deferred.pending
 
 
 def test_all_hyperparameters_are_those_of_step() -> None:
@@ -314,6 +316,7 @@ def test_staleness_one_is_the_rule_of_its_name(clips: bool) -> None:
     assert clips or stale.waits == 3 * (STEPS - 1)
     stale.deferred.drain()
     assert stale.waits == 3 * STEPS
+    assert not stale.deferred.pending
 
 
 def test_staleness_one_needs_a_reduction_whose_gradients_were_read() -> None:
@@ -378,3 +381,25 @@ def test_refusals() -> None:
         accepted.step(closure=lambda: 0.0)
     made.remove()
     accepted.step(lambda: 0.0)
+
+
+def test_reads_without_a_word_make_the_step() -> None:
+    """And `remove` leaves parameters as they were."""
+
+    def loop(run: Run) -> Iterator[list[Tensor]]:
+        for step in range(STEPS):
+            run.backward(step)
+            run.optimizer.step()
+            run.optimizer.zero_grad()
+            yield [each.detach().clone() for each in reversed(run.parameters[step:])]
+            if run.deferred is not None:
+                run.deferred.settle()
+
+    runs(OPTIMIZERS["AdamW, foreach"], loop)
+    left = Run(OPTIMIZERS["SGD"], deferred=True)
+    left.backward(0)
+    left.optimizer.step()
+    assert left.deferred is not None
+    assert left.deferred.pending
+    left.deferred.remove()
+    assert {type(each) for each in left.parameters} == {nn.Parameter}

@@ -12,17 +12,10 @@ from commlayer.scheduler.order import FirstUse, NextUse, bucket_class
 def learn(model: nn.Module, *inputs: Tensor) -> NextUse:
     """What one forward pass shows."""
     order = NextUse(model)
-    hooks = [
-        module.register_forward_pre_hook(lambda module, _: order.enter(module))
-        for module, needs in order.needs.items()
-        if needs
-    ]
     order.begin()
     with FirstUse(order.parameters, order.use):
         model(*inputs)
     order.end()
-    for hook in hooks:
-        hook.remove()
     return order
 
 
@@ -79,8 +72,7 @@ def test_a_forward_pass_that_failed_teaches_nothing() -> None:
     order.begin()
     order.use(weights[2])
     order.begin()
-    for layer, weight in zip(model, weights, strict=True):
-        order.enter(layer)
+    for weight in weights:
         order.use(weight)
     order.end()
     assert order.places() == [0, 1, 2]
@@ -112,11 +104,6 @@ def test_borrowed_and_tied_parameters() -> None:
     places = dict(zip(order.parameters, order.places(), strict=True))
     used = sorted(named, key=lambda name: places[named[name]])
     assert used == ["head.weight", "inner.weight", "gain", "lender.weight", "unused.weight", "unused.bias"]
-    assert order.has_borrowed
-    assert [each is model.inner.weight for each in order.needs[model.inner]] == [True, False]
-    assert order.needs[model.inner][1] is model.lender.weight  # inner began last before the use
-    assert order.needs[model.head][0] is order.needs[model.embedding][0]
-    assert not learn(layers(3), torch.ones(1, 4)).has_borrowed
 
 
 def test_ranks_take_over_the_order_of_one() -> None:

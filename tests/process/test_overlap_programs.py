@@ -1,0 +1,220 @@
+"""Programs that take parameters in any way: with `overlap`, training is bit by bit that of the plain job."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+import commlayer
+from tests import ranks
+from tests.process.training_loop import NETWORK, OPTIMIZERS, check_same
+
+WIDTH, STEPS = 6, 4
+FLAGS: dict[str, Any] = {"gradient_as_bucket_view": True, "bucket_cap_mb": 0.0005}
+
+Operation = Callable[["Net", Tensor, int], Tensor]
+
+OPERATIONS: dict[str, Operation] = {
+    "module": lambda net, hidden, at: net.layers[at](hidden),
+    "linear": lambda net, hidden, at: functional.linear(hidden, net.layers[at].weight, net.layers[at].bias),
+    "matmul": lambda net, hidden, at: hidden @ net.layers[at].weight.t(),
+    "rows": lambda net, hidden, at: hidden * net.layers[at].weight[at],
+    "bias": lambda net, hidden, at: hidden + net.layers[at].bias,
+    "embedding": lambda net, hidden, at: hidden + functional.embedding(net.words, net.layers[at].weight),
+    "list": lambda net, hidden, at: hidden + torch.stack([each.bias for each in net.layers])[at],
+    "functional_call": lambda net, hidden, at: torch.func.functional_call(
+        net.layers[at], {name: 2 * each for name, each in net.layers[at].named_parameters()}, hidden
+    ),
+    "named": lambda net, hidden, at: hidden * dict(net.named_parameters())[f"layers.{at}.bias"],
+    "data": lambda net, hidden, at: hidden + net.layers[at].weight.data.mean(),
+    "no_grad": lambda net, hidden, at: hidden + norm_of(net.layers[at].weight),
+    "numpy": lambda net, hidden, at: hidden * float(net.layers[at].weight.detach().numpy()[0, 0]),
+    "copy": lambda net, hidden, at: copy.deepcopy(net.layers[at])(hidden),
+    "checkpoint": lambda net, hidden, at: checkpoint(OPERATIONS["linear"], net, hidden, at, use_reentrant=False),
+    "vmap": lambda net, hidden, at: torch.func.vmap(lambda row: row @ net.layers[at].weight)(hidden),
+    "view": lambda net, hidden, at: hidden + net.views[at].mean(),
+    "alias": lambda net, hidden, at: hidden * net.aliases[at].view(-1)[:WIDTH],
+    "tied": lambda net, hidden, at: net.tied[at](hidden),
+}
+
+
+def norm_of(weight: Tensor) -> Tensor:
+    with torch.no_grad():
+        return weight.norm()
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """What the steps of a training do."""
+
+    optimizer: str
+    forwards: list[list[tuple[str, int]]]
+    """By step, in turn: operations, each on a layer."""
+    views: list[int]
+    """Layers of whose weights the model keeps a view."""
+    aliases: list[int]
+    """Layers of whose biases the model keeps an alias without gradient."""
+    between: list[str]
+    """By step, in turn: what happens between `step()` and the next forward pass."""
+    staleness: int = 0
+
+
+LAYERS = 4
+OPERATION = st.tuples(st.sampled_from(sorted(OPERATIONS)), st.integers(0, LAYERS - 1))
+PROGRAMS = st.builds(
+    Program,
+    st.sampled_from(sorted(OPTIMIZERS)),
+    st.lists(st.lists(OPERATION, min_size=1, max_size=5), min_size=2, max_size=3),
+    st.lists(st.integers(0, LAYERS - 1), max_size=2),
+    st.lists(st.integers(0, LAYERS - 1), max_size=2),
+    st.lists(st.sampled_from(["", "norm", "copy", "change", "vector", "pickle"]), min_size=1, max_size=3),
+)
+
+
+class Net(nn.Module):
+    """Runs the operations of a program. Every parameter has a gradient in each step, as DDP asks."""
+
+    def __init__(self, program: Program) -> None:
+        super().__init__()
+        self.program = program
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS))
+        self.tied = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS))
+        for each, layer in zip(self.tied, self.layers, strict=True):
+            each.weight = layer.weight
+        self.words = torch.arange(WIDTH)
+        self.step = 0
+        self.keep()
+
+    def keep(self) -> None:
+        """Views of parameters, of before the training."""
+        given = self.program
+        self.views = [each.weight.view(-1) if at in given.views else each.weight for at, each in enumerate(self.layers)]
+        self.aliases = [each.bias.detach() if at in given.aliases else each.bias for at, each in enumerate(self.layers)]
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        for name, at in self.program.forwards[self.step % len(self.program.forwards)]:
+            hidden = torch.tanh(OPERATIONS[name](self, hidden, at))
+        return hidden
+
+
+class Training:
+    """One training, plain or overlapped."""
+
+    def __init__(self, rank: int, program: Program, *, overlapped: bool) -> None:
+        torch.manual_seed(3)
+        self.rank, self.program = rank, program
+        self.net = Net(program)
+        self.model = DistributedDataParallel(self.net, **FLAGS)
+        self.optimizer = OPTIMIZERS[program.optimizer](self.net.parameters())
+        self.seen: list[Tensor] = []
+        policy = commlayer.Policy(deterministic=True)
+        self.handle = commlayer.overlap(self.model, self.optimizer, policy) if overlapped else None
+        if not overlapped:
+            self.model.register_comm_hook(
+                commlayer.HookState(policy, optimizer=self.optimizer), commlayer.allreduce_hook
+            )
+
+    def run(self) -> None:
+        for step in range(STEPS):
+            self.net.step = step
+            inputs = torch.randn(WIDTH, WIDTH, generator=torch.Generator().manual_seed(10 * step + self.rank))
+            output = self.model(inputs)
+            self.seen.append(output.detach().clone())
+            used = sum(each.sum() for each in self.net.parameters())
+            (output.square().mean() + 0.1 * used).backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            self.between(self.program.between[step % len(self.program.between)])
+        if self.handle is not None:
+            self.handle.finish()
+        self.seen += [each.detach().clone() for each in self.net.parameters()]
+
+    def between(self, action: str) -> None:
+        net = self.net
+        if action == "norm":
+            self.seen.append(net.layers[0].weight.detach().norm())
+        elif action == "copy":
+            self.seen += [each.detach().clone() for each in copy.deepcopy(net.layers[1]).parameters()]
+        elif action == "change":
+            with torch.no_grad():
+                net.layers[2].weight.mul_(0.5)
+        elif action == "vector":
+            self.seen.append(nn.utils.parameters_to_vector(net.layers.parameters()).detach().clone())
+        elif action == "pickle":
+            self.seen.append(copy.copy(net.layers[3].bias).detach().clone())
+
+
+def check(rank: int, program: Program) -> Training:
+    trainings = [Training(rank, program, overlapped=each) for each in (False, True)]
+    for each in trainings:
+        each.run()
+    check_same(*trainings)
+    handle: Any = trainings[1].handle
+    handle.remove()
+    assert {type(each) for each in trainings[1].net.parameters()} == {nn.Parameter}
+    return trainings[1]
+
+
+def program(*forwards: list[tuple[str, int]], **options: Any) -> Program:
+    every = [("module", at) for at in range(LAYERS)]
+    given: dict[str, Any] = {"optimizer": "SGD", "views": [], "aliases": [], "between": [""]} | options
+    return Program(forwards=[every, *forwards], **given)
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+@ranks.on(2, ranks.run_job, environ=NETWORK)
+def test_a_later_step_takes_a_parameter_in_another_way(rank: int, size: int, name: str) -> None:
+    """The first forward pass calls the modules, and the next ones do not."""
+    check(rank, program([(name, 2), ("module", 0)], views=[2], aliases=[2]))
+
+
+@ranks.on(2, ranks.run_job, environ=NETWORK)
+def test_drawn_programs(rank: int, size: int) -> None:
+    @settings(
+        max_examples=30, derandomize=True, database=None, deadline=None, phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
+    @given(PROGRAMS)
+    def run(drawn: Program) -> None:
+        check(rank, drawn)
+
+    run()
+
+
+@ranks.on(2, ranks.run_job, environ=NETWORK)
+def test_code_that_python_does_not_show_is_refused(rank: int, size: int) -> None:
+    """torch.func.grad takes parameters that no function of Python takes."""
+
+    def slope(net: Net, hidden: Tensor, at: int) -> Tensor:
+        return hidden * torch.func.grad(lambda bias: (hidden.detach() * bias).sin().sum())(net.layers[at].bias)
+
+    OPERATIONS["slope"] = slope
+    with pytest.raises(commlayer.ConfigError, match=rf"rank {rank}: .*'layers.2.bias' as it was .* handle.finish\(\)"):
+        check(rank, program([("slope", 2)]))
+
+
+@ranks.on(2, ranks.run_job, environ=NETWORK)
+def test_memory_that_others_hold_is_stepped_at_once(rank: int, size: int) -> None:
+    """With a word in the log, once."""
+    records: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: records.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("commlayer").addHandler(handler)
+    ours = check(rank, program([("module", 0)], views=[1], aliases=[3]))
+    found = [each for each in records if "is held by another tensor" in each]
+    assert len(found) == 1
+    assert "2 parameters" in found[0]
+    assert "parameter 2 of the optimizer, (6, 6)" in found[0]
+    assert ours.handle is not None
