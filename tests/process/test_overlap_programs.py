@@ -24,7 +24,8 @@ from tests.process.training_loop import NETWORK, OPTIMIZERS, check_same
 WIDTH, STEPS = 6, 4
 FLAGS: dict[str, Any] = {"gradient_as_bucket_view": True, "bucket_cap_mb": 0.0005}
 
-Operation = Callable[["Net", Tensor, int], Tensor]
+Operation = Callable[[Any, Tensor, int], Tensor]
+"""Of a `Net`, values and the number of a layer."""
 
 OPERATIONS: dict[str, Operation] = {
     "module": lambda net, hidden, at: net.layers[at](hidden),
@@ -52,7 +53,8 @@ OPERATIONS: dict[str, Operation] = {
 
 def norm_of(weight: Tensor) -> Tensor:
     with torch.no_grad():
-        return weight.norm()
+        norm: Tensor = torch.linalg.vector_norm(weight)
+        return norm
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,8 +91,8 @@ class Net(nn.Module):
     def __init__(self, program: Program) -> None:
         super().__init__()
         self.program = program
-        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS))
-        self.tied = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS))
+        self.layers: Any = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS))
+        self.tied: Any = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS))
         for each, layer in zip(self.tied, self.layers, strict=True):
             each.weight = layer.weight
         self.words = torch.arange(WIDTH)
@@ -116,7 +118,7 @@ class Training:
         torch.manual_seed(3)
         self.rank, self.program = rank, program
         self.net = Net(program)
-        self.model = DistributedDataParallel(self.net, **FLAGS)
+        self.model: Any = DistributedDataParallel(self.net, **FLAGS)
         self.optimizer = OPTIMIZERS[program.optimizer](self.net.parameters())
         self.seen: list[Tensor] = []
         policy = commlayer.Policy(deterministic=True)
@@ -126,17 +128,23 @@ class Training:
                 commlayer.HookState(policy, optimizer=self.optimizer), commlayer.allreduce_hook
             )
 
+    def loss(self, step: int) -> Tensor:
+        self.net.step = step
+        inputs = torch.randn(WIDTH, WIDTH, generator=torch.Generator().manual_seed(10 * step + self.rank))
+        output = self.model(inputs)
+        self.seen.append(output.detach().clone())
+        used = torch.stack([each.sum() for each in self.net.parameters()]).sum()
+        return output.square().mean() + 0.1 * used  # type: ignore[no-any-return]
+
     def run(self) -> None:
         for step in range(STEPS):
-            self.net.step = step
-            inputs = torch.randn(WIDTH, WIDTH, generator=torch.Generator().manual_seed(10 * step + self.rank))
-            output = self.model(inputs)
-            self.seen.append(output.detach().clone())
-            used = sum(each.sum() for each in self.net.parameters())
-            (output.square().mean() + 0.1 * used).backward()
+            self.loss(step).backward()
             self.optimizer.step()
             self.optimizer.zero_grad()
             self.between(self.program.between[step % len(self.program.between)])
+        self.see_parameters()
+
+    def see_parameters(self) -> None:
         if self.handle is not None:
             self.handle.finish()
         self.seen += [each.detach().clone() for each in self.net.parameters()]
@@ -156,15 +164,15 @@ class Training:
             self.seen.append(copy.copy(net.layers[3].bias).detach().clone())
 
 
-def check(rank: int, program: Program) -> Training:
+def check(rank: int, program: Program) -> None:
     trainings = [Training(rank, program, overlapped=each) for each in (False, True)]
     for each in trainings:
         each.run()
-    check_same(*trainings)
-    handle: Any = trainings[1].handle
-    handle.remove()
-    assert {type(each) for each in trainings[1].net.parameters()} == {nn.Parameter}
-    return trainings[1]
+    plain, ours = trainings
+    check_same(plain, ours)
+    assert ours.handle is not None
+    ours.handle.remove()
+    assert {type(each) for each in ours.net.parameters()} == {nn.Parameter}
 
 
 def program(*forwards: list[tuple[str, int]], **options: Any) -> Program:
@@ -197,8 +205,9 @@ def test_drawn_programs(rank: int, size: int) -> None:
 def test_code_that_python_does_not_show_is_refused(rank: int, size: int) -> None:
     """torch.func.grad takes parameters that no function of Python takes."""
 
-    def slope(net: Net, hidden: Tensor, at: int) -> Tensor:
-        return hidden * torch.func.grad(lambda bias: (hidden.detach() * bias).sin().sum())(net.layers[at].bias)
+    def slope(net: Any, hidden: Tensor, at: int) -> Tensor:
+        slopes: Tensor = torch.func.grad(lambda bias: (hidden.detach() * bias).sin().sum())(net.layers[at].bias)
+        return hidden * slopes
 
     OPERATIONS["slope"] = slope
     with pytest.raises(commlayer.ConfigError, match=rf"rank {rank}: .*'layers.2.bias' as it was .* handle.finish\(\)"):
@@ -212,9 +221,8 @@ def test_memory_that_others_hold_is_stepped_at_once(rank: int, size: int) -> Non
     handler = logging.Handler()
     handler.emit = lambda record: records.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("commlayer").addHandler(handler)
-    ours = check(rank, program([("module", 0)], views=[1], aliases=[3]))
+    check(rank, program([("module", 0)], views=[1], aliases=[3]))
     found = [each for each in records if "is held by another tensor" in each]
     assert len(found) == 1
     assert "2 parameters" in found[0]
     assert "parameter 2 of the optimizer, (6, 6)" in found[0]
-    assert ours.handle is not None

@@ -31,7 +31,7 @@ READS: dict[str, Callable[[Any], Any]] = {
 
 LOOKS: dict[str, Callable[[Any], Any]] = {
     "shape": lambda each: (each.shape, each.dtype, each.device, each.ndim, each.size(), each.stride()),
-    "gradient": lambda each: (each.grad, setattr(each, "grad", torch.ones(2, 2)), setattr(each, "grad", None)),
+    "gradient": lambda each: (each.grad, each.__setattr__("grad", torch.ones(2, 2)), each.__delattr__("grad")),
     "flags": lambda each: (each.requires_grad, each.is_leaf, each.grad_fn, isinstance(each, nn.Parameter)),
     "key": lambda each: {each: 1}[each],
 }
