@@ -23,7 +23,8 @@ _SECOND_MOMENT = re.compile(
 )
 """Words in names of such optimizers' classes. Packages other than torch have some, too: FusedAdam, Adam8bit."""
 
-REMEDY = "use SGD with momentum, Lion, or another codec (int4 suits Adam)"
+REMEDY = "use SGD with momentum, or another codec (int4 suits Adam)"
+"""What was measured, see docs/compression.md. Lion is not refused, but loses with top-k."""
 
 
 def check_optimizer(policy: Policy, optimizer: Optimizer | None) -> None:

@@ -29,6 +29,12 @@ def test_optimizers_of_other_packages_with_second_moments_are_refused(name: str)
     check_optimizer(Policy(codec="int4"), named(name))
 
 
+def test_the_remedy_is_what_was_measured() -> None:
+    """Lion is allowed, but was worse than any of these with top-k."""
+    with pytest.raises(ConfigError, match=r"use SGD with momentum, or another codec \(int4 suits Adam\)$"):
+        check_optimizer(Policy(codec="topk:0.01"), torch.optim.AdamW([torch.ones(1)]))
+
+
 @pytest.mark.parametrize("name", ["SGD", "Lion", "Signum", "LARS", "LambdaSGD"])
 def test_optimizers_without_them_are_taken(name: str) -> None:
     check_optimizer(SIGN, named(name))
