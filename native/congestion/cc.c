@@ -55,9 +55,9 @@ void cl_cc_init(struct cl_cc *cc, uint32_t packet_bytes)
     set_window(cc, (double)WINDOW_PACKETS_START * cc->packet_bytes);
 }
 
-static double target_of(const struct cl_cc *cc, const struct cl_cc_sample *sample)
+static double target_of(uint32_t target_us, const struct cl_cc_sample *sample)
 {
-    double target_us = cc->target_us, least_us = (double)TARGET_PACKETS * sample->packet_us;
+    double least_us = (double)TARGET_PACKETS * sample->packet_us;
     return target_us < least_us ? least_us : target_us;
 }
 
@@ -81,7 +81,7 @@ static void overflowed(struct cl_cc *cc, const struct cl_cc_sample *sample)
 static void end_round(struct cl_cc *cc, const struct cl_cc_sample *sample)
 {
     bool cut = cc->round_end < cc->decrease_after; /* this round, or most of it, was sent before the cut */
-    double target_us = target_of(cc, sample);
+    double target_us = target_of(cc->target_us, sample);
     cc->round_end = sample->next;
     double part = cc->marked < cc->acked ? (double)cc->marked / cc->acked : 1;
     if (cc->marked || cc->marked_part > 0)
@@ -94,7 +94,8 @@ static void end_round(struct cl_cc *cc, const struct cl_cc_sample *sample)
         cl_loss_trial_skip(&cc->loss_trial);
         return;
     }
-    bool queued = cc->queue_us > target_us / 2 || sample->crowded;
+    /* Half of the usual target: above half of a target that a trial has lowered there is nearly always some queue. */
+    bool queued = cc->queue_us > target_of(TARGET_US, sample) / 2 || sample->crowded;
     enum cl_loss_trial_verdict verdict = cl_loss_trial_judge(&cc->loss_trial, queued);
     if (verdict == CL_LOSS_TRIAL_FULL) {
         overflowed(cc, sample);
@@ -113,7 +114,7 @@ static void end_round(struct cl_cc *cc, const struct cl_cc_sample *sample)
  * same factor. */
 static void keep_share(struct cl_cc *cc, const struct cl_cc_sample *sample)
 {
-    double target_us = target_of(cc, sample);
+    double target_us = target_of(cc->target_us, sample);
     double gain = 1 + SHARE_GAIN * (target_us - cc->queue_us) / target_us;
     gain = gain < SHARE_GAIN_MIN ? SHARE_GAIN_MIN : gain;
     double burst_us = target_us / 2 < SHARE_HOSTS_US ? SHARE_HOSTS_US : target_us / 2;
@@ -155,7 +156,7 @@ void cl_cc_on_acked(struct cl_cc *cc, const struct cl_cc_sample *sample)
     if (sample->largest >= cc->round_end)
         end_round(cc, sample);
 
-    double window = (double)cc->window, queue_us = cc->queue_us, target_us = target_of(cc, sample);
+    double window = (double)cc->window, queue_us = cc->queue_us, target_us = target_of(cc->target_us, sample);
     if (queue_us > target_us / 2)
         cc->slow_start = false;
     if (sample->crowded && queue_us > target_us / 2)

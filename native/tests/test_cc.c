@@ -91,13 +91,27 @@ TEST(test_random_loss_does_not_matter)
     CHECK(window() >= before);
 }
 
+/* The same where a queue always stands, shorter than half of the usual target but longer than half of the target to
+ * which a trial goes down: the losses go on, so the trial ends and undoes its cut. */
+TEST(test_random_loss_beside_a_queue_does_not_matter)
+{
+    start();
+    for (int i = 0; i < 20; i++)
+        round_trip(1500, 0, true);
+    uint64_t before = window();
+    for (int i = 0; i < 60; i++)
+        round_trip(1500, (uint32_t)window() / 20 + 1, true);
+    CHECK(window() >= before);
+    CHECK_EQ(cc.target_us, 4000);
+}
+
 TEST(test_overflow_shrinks_window_and_target)
 {
     start();
     round_trip(0, 0, true);
     uint64_t before = window();
-    for (int i = 0; i < 3; i++)
-        round_trip(1500, (uint32_t)(window() / 4), true);
+    for (int i = 0; i < 3; i++) /* a quarter overflows, until the window is smaller */
+        round_trip(1500, window() < before ? 0 : (uint32_t)(window() / 4), true);
     CHECK(window() < before);
     CHECK(cc.target_us < 1500);
     for (int i = 0; i < 500; i++)
