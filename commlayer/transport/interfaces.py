@@ -56,6 +56,11 @@ def choose(config: Config, found: Sequence[Interface]) -> Choice:
     return Choice(used, left_out)
 
 
+def moved(port: Interface, found: Sequence[Interface]) -> Interface | None:
+    """The interface of a port among those that this host has now; None if it has gone, or has no such address."""
+    return next((each for each in found if all(each[name] == port[name] for name in ("ifname", "version"))), None)
+
+
 def spread(ports: Sequence[Interface], sockets: int) -> list[Interface]:
     """One entry per socket to open: `sockets` of them for each address except loopback. Each address comes once before
     any comes again."""

@@ -226,13 +226,8 @@ class Engine:
         check(status, f"opening the engine on {where}")
         self._engine = out[0]
         self._completions = _completions(self._engine)
-        number = ffi.new("uint32_t *")
-        for index, port in enumerate(ports):
-            check(lib.cl_engine_port(self._engine, index, number), f"asking for the port of {port['address']}")
-            port["port"] = number[0]
-            text = ffi.new("char[]", lib.CL_ADDRESS_BYTES)
-            check(lib.cl_engine_address(self._engine, index, text), f"asking for the endpoint of {port['address']}")
-            port["endpoint"] = ffi.string(text).decode()
+        for index in range(len(ports)):
+            self._read_port(index)
         disowned_in_children(self)
 
     def _datagram_bytes(self) -> int:
@@ -262,7 +257,8 @@ class Engine:
         return self._engine
 
     def describe(self) -> dict[str, Any]:
-        """The description for other ranks: host, process and addresses."""
+        """The description for other ranks: host, process and addresses, as they are now."""
+        self._follow_addresses()
         bell = ffi.new("char[32]")
         lib.cl_engine_bell(self.raw, bell)
         return {
@@ -276,6 +272,34 @@ class Engine:
             "left_out": self._left_out,
             "packet_bytes": self.packet_bytes,
         }
+
+    def _follow_addresses(self) -> None:
+        """Opens sockets again whose interface came back with another address: the former one reaches nobody."""
+        found = interfaces()
+        present = {each["address"] for each in found}
+        with self._lock:
+            for index, port in enumerate(self._ports):
+                moved = host_interfaces.moved(port, found)
+                if port["address"] in present or moved is None:
+                    continue
+                address = ffi.new("char[]", moved["address"].encode())
+                status = lib.cl_engine_move_port(self.raw, index, address)
+                if status != lib.CL_OK:
+                    reason = ffi.string(lib.cl_error_text(status)).decode()
+                    log.warning("%s left %s for %s: %s", port["ifname"], port["address"], moved["address"], reason)
+                    continue
+                log.warning("%s left %s for %s; new groups use it", port["ifname"], port["address"], moved["address"])
+                port |= {name: moved[name] for name in ("address", "prefix", "running")}
+                self._read_port(index)
+
+    def _read_port(self, index: int) -> None:
+        """Notes the number and the name of a socket, which are known once it is open."""
+        port, number = self._ports[index], ffi.new("uint32_t *")
+        check(lib.cl_engine_port(self._engine, index, number), f"asking for the port of {port['address']}")
+        port["port"] = number[0]
+        text = ffi.new("char[]", lib.CL_ADDRESS_BYTES)
+        check(lib.cl_engine_address(self._engine, index, text), f"asking for the endpoint of {port['address']}")
+        port["endpoint"] = ffi.string(text).decode()
 
     def meet(self, peer: int, life: str) -> bool:
         """Notes the life of another process; False if this process has met a former life of it."""
@@ -299,9 +323,13 @@ class Engine:
         check(lib.cl_engine_revive_peer(self.raw, peer, incarnation), what)
 
     def note_paths(self, peer: int, paths: Sequence[NetworkPath]) -> None:
-        """Notes the addresses of the paths to another process, when it is first added."""
+        """Notes the addresses of the paths to another process, which is added. Those of a known one may be new."""
         with self._lock:
-            self._remotes.setdefault(peer, paths)
+            known = self._remotes.setdefault(peer, paths)
+            self._remotes[peer] = [
+                paths[number] if number < len(paths) and paths[number].local == path.local else path
+                for number, path in enumerate(known)
+            ]
         for name in list(self.paused):
             self._pause(peer, name, is_paused=True)
 

@@ -133,6 +133,18 @@ int cl_engine_port(cl_engine *engine, uint32_t index, uint32_t *port)
     return engine->ports.wire_type->port_number(engine->ports.wire, index, port);
 }
 
+int cl_engine_move_port(cl_engine *engine, uint32_t index, const char *address)
+{
+    pthread_mutex_lock(&engine->core);
+    bool can = index < engine->ports.count && address != NULL && engine->ports.wire_type->move != NULL;
+    int status = can ? engine->ports.wire_type->move(engine->ports.wire, index, address) : CL_EINVAL;
+    if (status == CL_OK && engine->endpoint != NULL)
+        cl_endpoint_release_port(engine->endpoint, index); /* the new socket has room */
+    pthread_mutex_unlock(&engine->core);
+    cl_engine_wake(engine); /* it may be asleep on the former socket */
+    return status;
+}
+
 int cl_engine_descriptor(cl_engine *engine, uint32_t index)
 {
     if (engine->ports.wire == NULL || index >= engine->ports.count)

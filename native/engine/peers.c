@@ -62,6 +62,18 @@ static int make_links(struct cl_link *links, uint32_t *interfaces, const struct 
     return CL_OK;
 }
 
+/* A known peer may have come to another address. */
+static int relink(const struct cl_link *links, const struct cl_peer_options *options, const struct cl_ports *ports,
+                  const struct cl_endpoint *endpoint)
+{
+    int count = cl_endpoint_read_paths(endpoint, options->peer, NULL, 0), status = CL_OK;
+    for (int i = 0; i < count && (uint32_t)i < options->path_count && ports->wire_type->relink != NULL; i++)
+        if (links[i].port == options->local[i] && status == CL_OK)
+            status = ports->wire_type->relink(ports->wire, links[i].number, options->remote_addresses[i],
+                                              options->remote_ports[i]);
+    return status;
+}
+
 int cl_peers_add(struct cl_peers *peers, const struct cl_peer_options *options, const struct cl_ports *ports,
                  struct cl_endpoint *endpoint)
 {
@@ -71,7 +83,7 @@ int cl_peers_add(struct cl_peers *peers, const struct cl_peer_options *options, 
     if (!reserve(peers, peer))
         return CL_ENOMEM;
     if (peers->links[peer] != NULL)
-        return CL_OK;
+        return relink(peers->links[peer], options, ports, endpoint);
     uint32_t interfaces[CL_PEER_PATHS_MAX];
     struct cl_link *links = calloc(options->path_count, sizeof *links);
     int status = links == NULL ? CL_ENOMEM : make_links(links, interfaces, options, ports);

@@ -40,8 +40,8 @@ struct cl_ports {
     uint32_t count;
     uint32_t interfaces[CL_PORTS_MAX]; /* by port: the number of its interface; ports of one address share one */
 };
-/* Links this process's ports with those of a peer, and adds the peer to the endpoint. A known peer stays as it is; an
- * error changes nothing. */
+/* Links this process's ports with those of a peer, and adds the peer to the endpoint. Of a known peer only the remote
+ * addresses change; an error changes nothing. */
 int cl_peers_add(struct cl_peers *peers, const struct cl_peer_options *options, const struct cl_ports *ports,
                  struct cl_endpoint *endpoint);
 /* Watches the process of a peer for its death. Watching it again changes nothing. */

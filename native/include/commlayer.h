@@ -224,6 +224,9 @@ void cl_engine_close(cl_engine *engine);
 void cl_engine_linger(cl_engine *engine);
 /* UDP port of the n-th address. */
 int cl_engine_port(cl_engine *engine, uint32_t index, uint32_t *port);
+/* Opens the n-th port at another numeric address of this host, whose interface came back with it. Peers must learn of
+ * it: cl_engine_port, cl_engine_add_peer. CL_EINVAL: the wire cannot, or the address is of another family. */
+int cl_engine_move_port(cl_engine *engine, uint32_t index, const char *address);
 /* The descriptor of the n-th address's socket, for reading its options, or a negative error. The engine owns it. */
 int cl_engine_descriptor(cl_engine *engine, uint32_t index);
 /* The remote address that peers must pass to cl_engine_add_peer for the n-th port of this process: that of libfabric
@@ -247,7 +250,8 @@ struct cl_peer_options {
     uint32_t packet_bytes;
     const uint8_t *key; /* 16 bytes, known to the two alone; NULL: they use the job's key */
 };
-/* Makes a peer reachable. Adding a known peer again is accepted and changes nothing; an error changes nothing. */
+/* Makes a peer reachable. Adding a known peer again lets its paths lead to other remote addresses (udp), and changes
+ * nothing else; an error changes nothing. */
 enum { CL_PEERS_MAX = 65535 }; /* peers have lower numbers */
 int cl_engine_add_peer(cl_engine *engine, const struct cl_peer_options *options);
 /* Sends a PING over each path to a peer, to learn whether it answers: see is_answered of struct cl_path_stats. */

@@ -90,6 +90,29 @@ TEST(test_peers)
     cl_engine_close(engine);
 }
 
+/* The interface of rank 1 comes back with another address: groups go on once rank 0 knows it. */
+TEST(test_a_port_moves)
+{
+    static const char *const moved = "127.0.0.3";
+    static const uint32_t local = 0;
+    SCOPED_WORLD world = open_world(2, "udp", 0);
+    SCOPED_TEAM team = open_team(&world, 1, false);
+    struct job jobs[2];
+    for (uint32_t i = 0; i < 2; i++)
+        jobs[i] = (struct job){.team = &team, .rank = i, .rounds = 5, .timeout_us = PATIENCE_US};
+    run_jobs(jobs, 2);
+    CHECK_EQ(cl_engine_move_port(world.engines[1], 1, moved), CL_EINVAL); /* there is one port */
+    CHECK_EQ(cl_engine_move_port(world.engines[1], 0, "::1"), CL_EINVAL);
+    CHECK_EQ(cl_engine_move_port(world.engines[1], 0, "192.0.2.1"), CL_ESYSTEM); /* not of this host */
+    CHECK_EQ(cl_engine_move_port(world.engines[1], 0, moved), CL_OK);
+    uint32_t port;
+    CHECK_EQ(cl_engine_port(world.engines[1], 0, &port), CL_OK);
+    struct cl_peer_options options = {
+        .peer = 1, .path_count = 1, .local = &local, .remote_addresses = &moved, .remote_ports = &port};
+    CHECK_EQ(cl_engine_add_peer(world.engines[0], &options), CL_OK);
+    run_jobs(jobs, 2);
+}
+
 /* Two sockets of one address are two paths that share an interface. */
 TEST(test_ports_of_one_interface)
 {

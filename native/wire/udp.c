@@ -70,6 +70,7 @@ struct cl_wire {
     int sockets[CL_PORTS_MAX];
     sa_family_t families[CL_PORTS_MAX];
     uint32_t port_count;
+    uint32_t port_first, port_last; /* the range of local ports */
     bool segmentation;
     bool dscp;
     bool coalescing[CL_PORTS_MAX];
@@ -160,9 +161,9 @@ static void grow_buffer(int fd, int force, int option)
 }
 
 /* Binds to the first free port of the range. */
-static int bind_port(int fd, const char *text, const struct cl_wire_config *config)
+static int bind_port(const struct cl_wire *wire, int fd, const char *text)
 {
-    for (uint32_t port = config->port_first; port <= config->port_last; port++) {
+    for (uint32_t port = wire->port_first; port <= wire->port_last; port++) {
         struct sockaddr_storage address;
         socklen_t length;
         parse_address(text, port, &address, &length);
@@ -174,7 +175,8 @@ static int bind_port(int fd, const char *text, const struct cl_wire_config *conf
     return CL_ENOPORT;
 }
 
-static int open_port(struct cl_wire *wire, const char *text, const struct cl_wire_config *config)
+/* Opens the socket of a port. An error changes nothing. */
+static int open_port(struct cl_wire *wire, uint32_t port, const char *text)
 {
     struct sockaddr_storage address;
     socklen_t length;
@@ -183,7 +185,7 @@ static int open_port(struct cl_wire *wire, const char *text, const struct cl_wir
     int fd = socket(address.ss_family, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (fd < 0)
         return CL_ESYSTEM;
-    int status = bind_port(fd, text, config);
+    int status = bind_port(wire, fd, text);
     if (status != CL_OK) {
         close(fd);
         return status;
@@ -198,18 +200,20 @@ static int open_port(struct cl_wire *wire, const char *text, const struct cl_wir
         setsockopt(fd, IPPROTO_IPV6, IPV6_RECVTCLASS, &on, sizeof on);
     else if (wire->dscp)
         setsockopt(fd, IPPROTO_IP, IP_RECVTOS, &on, sizeof on);
-    wire->coalescing[wire->port_count] = setsockopt(fd, IPPROTO_UDP, UDP_GRO, &on, sizeof on) == 0;
+    wire->coalescing[port] = setsockopt(fd, IPPROTO_UDP, UDP_GRO, &on, sizeof on) == 0;
     int off = 0; /* setting the option to 0 changes nothing, but shows whether the kernel knows it */
     if (setsockopt(fd, IPPROTO_UDP, UDP_SEGMENT, &off, sizeof off) != 0)
         wire->segmentation = false;
     if ((address.ss_family == AF_INET6 ? setsockopt(fd, IPPROTO_IPV6, IPV6_TCLASS, &off, sizeof off)
                                        : setsockopt(fd, IPPROTO_IP, IP_TOS, &off, sizeof off)) != 0)
         wire->dscp = false;
-    struct stamps *stamps = &wire->stamps[wire->port_count];
+    struct stamps *stamps = &wire->stamps[port];
+    stamps->mixed = false;
     stamps->offset_us = offset_us(&stamps->looked_us);
     stamps->drained_us = stamps->looked_us;
-    wire->families[wire->port_count] = address.ss_family;
-    wire->sockets[wire->port_count++] = fd;
+    wire->dropped[port] = 0;
+    wire->families[port] = address.ss_family;
+    wire->sockets[port] = fd;
     return CL_OK;
 }
 
@@ -231,9 +235,13 @@ static int udp_open(const struct cl_wire_config *config, struct cl_wire **out)
         return CL_ENOMEM;
     wire->segmentation = true;
     wire->dscp = config->dscp;
+    wire->port_first = config->port_first;
+    wire->port_last = config->port_last;
     int status = CL_OK;
-    for (uint32_t i = 0; i < config->address_count && status == CL_OK; i++)
-        status = open_port(wire, config->addresses[i], config);
+    for (uint32_t i = 0; i < config->address_count && status == CL_OK; i++) {
+        status = open_port(wire, i, config->addresses[i]);
+        wire->port_count += status == CL_OK;
+    }
     bool coalescing = false;
     for (uint32_t i = 0; i < wire->port_count; i++)
         coalescing |= wire->coalescing[i];
@@ -250,6 +258,25 @@ static int udp_open(const struct cl_wire_config *config, struct cl_wire **out)
         wire->in[i].msg_hdr = (struct msghdr){.msg_iov = &wire->in_pieces[i], .msg_iovlen = 1};
     }
     *out = wire;
+    return CL_OK;
+}
+
+/* Receive buffers have their size from the start: a socket that coalesces where none did before must not. */
+static int udp_move(struct cl_wire *wire, uint32_t port, const char *address)
+{
+    struct sockaddr_storage parsed;
+    socklen_t length;
+    if (port >= wire->port_count || !parse_address(address, 0, &parsed, &length) ||
+        parsed.ss_family != wire->families[port])
+        return CL_EINVAL;
+    int former = wire->sockets[port];
+    int status = open_port(wire, port, address);
+    if (status != CL_OK)
+        return status;
+    int off = 0;
+    if (wire->slot_bytes < GRO_BYTES)
+        setsockopt(wire->sockets[port], IPPROTO_UDP, UDP_GRO, &off, sizeof off);
+    close(former);
     return CL_OK;
 }
 
@@ -290,6 +317,20 @@ static int udp_link(struct cl_wire *wire, uint32_t port, const char *remote_addr
         link->address.ss_family != wire->families[port])
         return CL_EINVAL;
     return (int)wire->link_count++;
+}
+
+static int udp_relink(struct cl_wire *wire, uint32_t number, const char *remote_address, uint32_t remote_port)
+{
+    struct link *link = &wire->links[number];
+    struct sockaddr_storage address;
+    socklen_t length;
+    if (remote_port == 0 || remote_port > UINT16_MAX ||
+        !parse_address(remote_address, remote_port, &address, &length) ||
+        address.ss_family != wire->families[link->port])
+        return CL_EINVAL;
+    link->address = address;
+    link->address_length = length;
+    return CL_OK;
 }
 
 /* How many datagrams from the first on can leave as one super-packet: of one link, traffic class and size; the last may
@@ -465,6 +506,8 @@ const struct cl_wire_type cl_wire_udp = {
     .descriptor = udp_descriptor,
     .port_number = udp_port_number,
     .link = udp_link,
+    .move = udp_move,
+    .relink = udp_relink,
     .send = udp_send,
     .receive = udp_receive,
     .overflows = udp_overflows,

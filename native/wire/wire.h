@@ -51,6 +51,11 @@ struct cl_wire_type {
     uint32_t (*datagram_limit)(struct cl_wire *wire);
     /* Returns the link's number, or a negative error. */
     int (*link)(struct cl_wire *wire, uint32_t port, const char *remote_address, uint32_t remote_port);
+    /* Opens a port at another address of this host, and closes what it was; an error changes nothing. NULL: it cannot.
+     */
+    int (*move)(struct cl_wire *wire, uint32_t port, const char *address);
+    /* Lets a link lead to another remote address; an error changes nothing. NULL: it cannot. */
+    int (*relink)(struct cl_wire *wire, uint32_t link, const char *remote_address, uint32_t remote_port);
     /* Sends datagrams in order; returns how many, which is fewer than `count` when the system has no room for more. */
     size_t (*send)(struct cl_wire *wire, const struct cl_wire_datagram *datagrams, size_t count);
     /* Hands the datagrams that wait at the port to `handle`, a batch at most; returns whether more may be waiting. */
