@@ -15,6 +15,10 @@ saves little over a milder one. With the last two a training needs more steps to
 their steps count as longer than they are. Then every bucket, from the first on, gets the mildest candidate that does
 not lengthen the step: early buckets travel while the backward pass still computes.
 
+A link that has become fast looks like one with less latency, as long as short codes travel. So now and then some steps
+try longer codes (`TRIAL`), as long as the time permits: if all of the busy time went with the bytes, trials would cost
+`TRIAL_SHARE` of the time; and less after trials that changed nothing.
+
 All ranks decide alike: they agree on the measurements first, by the largest of their values.
 """
 
@@ -27,7 +31,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from .content import Candidate, Content, Load, load_of
-from .link import Link
+from .link import DISTINCT, Link
 
 Agree = Callable[[Sequence[float]], Sequence[float]]
 """Returns the largest of all ranks' values, one by one. Every rank must call it in the same steps."""
@@ -44,6 +48,14 @@ WORTH = 0.05
 """Share of a step that a change must save; it keeps decisions from swinging with the noise of measurements."""
 TOLERABLE = 1.02
 """Length of a step with milder codecs, over that with the current ones."""
+TRIAL = 2
+"""Steps of a trial of longer codes: the shortest one counts, as the first may make plans and memory."""
+TRIAL_SHARE = 0.05
+"""Share of the time that trials may cost."""
+PATIENCE = 8
+"""Trials that change nothing double the time to the next one, up to this factor."""
+FELL = 0.8
+"""Busy time of a period, over that of the last one with the same codecs: less is news, and ends the patience."""
 FAST_BYTES_S = 1.25e9
 """10 Gbit/s: coding costs as much as it saves there, and no codec is chosen."""
 
@@ -145,10 +157,16 @@ class Choice:
         self._noted: dict[int, Content] = {}
         self._begun_s: float | None = None
         self._since = 0
+        self._trial: list[str] = []  # longer codecs, of the steps until the next decision
+        self._patience = 1
+        self._unspent_s = 0.0  # since the last trial
+        self._steady_s = 0.0  # busy time of the last period whose codecs stayed; 0: none
+        self._steady_length_s = 0.0  # of its steps
 
     def codec(self, index: int) -> str:
         """The codec of a bucket in this step."""
-        return self.codecs[index] if index < len(self.codecs) else self._start
+        codecs = self._trial or self.codecs
+        return codecs[index] if index < len(codecs) else self._start
 
     def begin_step(self, step: int, now_s: float, agree: Agree) -> None:
         """Begins a step: takes the last one's measurements in and decides if it is time. All ranks call it alike.
@@ -162,7 +180,8 @@ class Choice:
         self._begun_s, self._buckets = now_s, {}
         self._since += 1
         has_new = bool(self.decisions) and any(each.begins == step for each in self.candidates)
-        if has_new or self._since > (PERIOD if self.decisions else FIRST):
+        steps = TRIAL - 1 if self._trial else PERIOD if self.decisions else FIRST
+        if has_new or self._since > steps:
             self._since = 0
             self._decide(step, agree)
 
@@ -190,7 +209,7 @@ class Choice:
         values = [each.values for each in contents]
         complete = sorted(self._buckets) == list(range(len(values)))
         if values != self._values or not complete:
-            self._values, self._steps, self.codecs = values, [], []
+            self._values, self._steps, self.codecs, self._trial = values, [], [], []
         else:
             used = [self.codec(i) for i in range(len(values))]
             coding_s = sum(self._load(*each).coding_s for each in zip(used, contents, strict=True))
@@ -207,13 +226,15 @@ class Choice:
 
     def _bytes(self, codecs: Sequence[str]) -> float:
         loads = [self._load(*each) for each in zip(codecs, self._contents, strict=True)]
-        return sum(each.bytes + each.late_bytes for each in loads)
+        return sum(each.sent_bytes for each in loads)
 
     def _decide(self, step: int, agree: Agree) -> None:
         """Chooses the codecs of the next period, if there are measurements on every rank."""
         steps, self._steps = self._steps, []
         count = len(self._values)
         own = [1.0, 0.0, 0.0, 0.0, *[0.0] * count]
+        if self._trial and steps:
+            steps = [min(steps, key=lambda each: each[0])]
         if steps and count:
             length_s = statistics.median(length for length, _, _ in steps)
             waiting_s = statistics.median(max(b.end_s for b in each) - each[-1].start_s for _, each, _ in steps)
@@ -221,19 +242,22 @@ class Choice:
             starts = [statistics.median(each[i].start_s for _, each, _ in steps) for i in range(count)]
             own = [0.0, length_s, waiting_s, busy_s, *starts]
         lacking, length_s, waiting_s, busy_s, *starts = agree(own)
+        tried = [self.codec(i) for i in range(count)]
+        is_trial, self._trial = bool(self._trial), []
         current = [self.codec(i) for i in range(count)]
-        if lacking or busy_s <= 0 or self._bytes(current) <= 0:
+        if lacking or busy_s <= 0 or self._bytes(tried) <= 0:
             return
-        sent_bytes = self._bytes(current)
-        self._link.measure(sent_bytes, busy_s)
+        sent_bytes = self._bytes(tried)
+        self._link.measure(sent_bytes, busy_s, is_trial=is_trial)
         allowed = [each for each in self.candidates if each.begins <= step]
-        loads = [
-            {each.codec: self._load(each.codec, content) for each in self.candidates} for content in self._contents
-        ]
-        computing_s = max(length_s - waiting_s, 0.0)
         seconds_per_byte, latency_s = self._link.seconds_per_byte, self._link.latency_s
-        model = StepModel(self._by_name, loads, self._contents, list(starts), computing_s, seconds_per_byte, latency_s)
-        model.fit(current, length_s)
+        times = list(starts), max(length_s - waiting_s, 0.0), seconds_per_byte, latency_s
+        model = StepModel(self._by_name, self._loads(), self._contents, *times)
+        model.fit(tried, length_s)
+        is_longer = self._bytes(tried) > self._bytes(current)
+        if is_trial and is_longer and self._learn(current, tried, model, self._steady_length_s - length_s):
+            model = StepModel(self._by_name, self._loads(), self._contents, *times)
+            model.fit(tried, length_s)
         if sent_bytes / busy_s >= FAST_BYTES_S:
             codecs, why = ["none"] * count, "10 Gbit/s and more need no codec"
         else:
@@ -246,9 +270,66 @@ class Choice:
             )
             codecs, why = next(milder, current), f"a shorter code would save less than {WORTH:.0%}"
         self.codecs = codecs
+        if not is_trial:
+            self._unspent_s += PERIOD * length_s
+        if codecs != current or busy_s < FELL * self._steady_s:
+            self._patience = 1
+        elif is_trial:
+            self._patience = min(2 * self._patience, PATIENCE)
+        if not is_trial:
+            self._steady_s = busy_s if codecs == current else 0.0
+            self._steady_length_s = length_s
+            self._trial = self._tried(current, model.loads, allowed, busy_s) if codecs == current else []
         predicted = {each.codec: model.seconds([each.codec] * count) for each in self.candidates}
         measured = 1 / seconds_per_byte, latency_s, waiting_s, length_s
         self.decisions.append(Decision(step, codecs, *measured, predicted, model.seconds(codecs), why))
+
+    def _loads(self) -> list[dict[str, Load]]:
+        """By bucket and codec."""
+        return [{each.codec: self._load(each.codec, content) for each in self.candidates} for content in self._contents]
+
+    def _learn(self, current: Sequence[str], tried: Sequence[str], model: StepModel, saved_s: float) -> bool:
+        """Takes what a trial's steps saved, and the model does not explain, for coding time of the codecs left out.
+
+        That was measured while the CPU was idle, and the operations of a codec take time, too. Returns whether it did.
+        """
+        unexplained_s = saved_s - (model.seconds(current) - model.seconds(tried))
+        left = dict.fromkeys(current, 0)
+        for before, now, content in zip(current, tried, self._contents, strict=True):
+            left[before] += content.values * (before != now)
+        values = sum(left.values())
+        if unexplained_s <= WORTH * model.seconds(tried) or not values:
+            return False
+        for i, each in enumerate(self.candidates):
+            if left.get(each.codec):
+                self.candidates[i] = each._replace(coding_s=each.coding_s + unexplained_s / values)
+        self._by_name |= {each.codec: each for each in self.candidates}
+        return True
+
+    def _tried(
+        self, current: Sequence[str], loads: Sequence[Mapping[str, Load]], allowed: Sequence[Candidate], busy_s: float
+    ) -> list[str]:
+        """The longest codes that a trial may have now, of milder codecs on the first buckets; without any, 16 bits in
+        place of 32, which cost nothing. Empty: no trial."""
+        sent_bytes = self._bytes(current)
+        rank = {each.codec: place for place, each in enumerate(self.candidates)}
+        most_bytes = sent_bytes * (1 + TRIAL_SHARE * self._unspent_s / (TRIAL * busy_s * self._patience))
+        found: list[str] = []
+        found_bytes = DISTINCT * sent_bytes
+        for codec in (each.codec for each in allowed):
+            longer, bytes_ = list(current), sent_bytes
+            for i, load in enumerate(loads):
+                if rank[codec] < rank[current[i]]:
+                    bytes_ += load[codec].sent_bytes - load[current[i]].sent_bytes
+                    longer[i] = codec
+                if found_bytes <= bytes_ <= most_bytes:
+                    found, found_bytes = list(longer), bytes_
+        if not found and self._unspent_s >= self._patience * PERIOD * self._steady_length_s:
+            shorter = [self._start if rank[each] < rank[self._start] else each for each in current]
+            found = shorter if DISTINCT * self._bytes(shorter) <= sent_bytes else []
+        if found:
+            self._unspent_s = 0.0
+        return found
 
     def _is_milder(self, codecs: Sequence[str], current: Sequence[str]) -> bool:
         """Whether these codecs take less from the gradients, of some buckets at least, and more from none."""
@@ -270,12 +351,12 @@ class Choice:
             "bucket     values  codec         bytes sent",
             *(f"{i:6} {values:10}  {codec:12}{self._sent(i, codec):12.0f}" for i, (values, codec) in used),
             f"chosen: {last.why}; predicted step {last.predicted_s * 1e3:.1f} ms",
+            *([f"trial of {TRIAL} steps: {', '.join(self._trial)}"] if self._trial else []),
         ]
         return "\n".join(lines)
 
     def _sent(self, index: int, codec: str) -> float:
-        load = self._load(codec, self._contents[index])
-        return load.bytes + load.late_bytes
+        return self._load(codec, self._contents[index]).sent_bytes
 
     def _row(self, each: Candidate, last: Decision) -> str:
         row = (

@@ -75,6 +75,11 @@ class Load(NamedTuple):
     """Bytes sent after the last bucket."""
     late_coding_s: float = 0.0
 
+    @property
+    def sent_bytes(self) -> float:
+        """All bytes."""
+        return self.bytes + self.late_bytes
+
 
 def load_of(candidate: Candidate, content: Content, fine_bytes: float) -> Load:
     """The work of a bucket with this codec. `fine_bytes` are those of a value in 16 bits, contribution and sum."""

@@ -10,8 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from commlayer.compress.choice import FIRST, PERIOD, Choice
+from commlayer.compress.choice import FIRST, PERIOD, TRIAL, TRIAL_SHARE, Choice
 from commlayer.compress.content import Candidate, Content, load_of
+from commlayer.compress.link import DISTINCT
 
 LOW_RANK = "powersgd:4"
 EXACT_STEPS = 8
@@ -48,6 +49,8 @@ class Job:
         self.now_s, self.step = 0.0, 0
         self.rate, self.latency_s = 12.5e6, 0.0
         self.contents = CONTENTS
+        self.low_rank_s = 0.0
+        """What the operations of factors take beside all that their candidate says."""
 
     @property
     def choice(self) -> Choice:
@@ -87,7 +90,7 @@ class Job:
             load = load_of(BY_NAME[codec], content, BY_NAME["bf16"].bytes_per_value)
             if load.late_bytes:
                 begin_s = finish_s + load.late_coding_s
-                finish_s = begin_s + load.late_bytes * SHARE / self.rate * self.some()
+                finish_s = begin_s + load.late_bytes * SHARE / self.rate * self.some() + self.low_rank_s / 3
                 spans[i].append((begin_s, finish_s))
         spans[-1].append((finish_s, finish_s))
         return spans
@@ -315,3 +318,54 @@ def test_the_table_has_a_row_for_each_codec() -> None:
     plain = Job()
     plain.run(PERIOD)
     assert "int4              not chosen from: needs Policy(allow_state=True)" in plain.choice.explain()
+
+
+@pytest.mark.parametrize("low_rank_s", [0.03, 0.06, 0.1])
+@pytest.mark.parametrize("latency_s", [0.0, 0.03])
+@pytest.mark.parametrize("seed", range(2))
+def test_a_link_that_became_fast_is_found_by_a_trial(low_rank_s: float, latency_s: float, seed: int) -> None:
+    """1,000, 20 and 1,000 Mbit/s again, where factors take time of their own: it looks like a slow link."""
+    job = Job(allow_state=True, noise=0.05)
+    job.random.seed(seed)
+    job.rate, job.latency_s = 125e6, latency_s
+    fast_s = job.run(PERIOD * 3)
+    job.rate = 2.5e6
+    job.run(PERIOD * 6)
+    assert job.choice.codecs[-1] == LOW_RANK
+    job.rate, job.low_rank_s = 125e6, low_rank_s
+    job.run(PERIOD * 8)
+    assert min(job.run(1) for _ in range(TRIAL + 1)) < 1.1 * fast_s
+
+
+@pytest.mark.parametrize("rate", [1.25e6, 12.5e6, 125e6])
+def test_trials_cost_their_share(rate: float) -> None:
+    """Of a link that stays as it is: at most TRIAL_SHARE of the time, and less and less."""
+    job = Job(allow_state=True)
+    job.rate, job.latency_s = rate, 0.005
+    job.run(PERIOD * 4)
+    begun_s, best_s, spent = job.now_s, job.run(1), []
+    for _ in range(PERIOD * 60):
+        length_s = job.run(1)
+        if job.choice._trial:
+            spent.append(length_s - best_s)
+        else:
+            best_s = min(best_s, length_s)
+    assert sum(spent) <= TRIAL_SHARE * (job.now_s - begun_s)
+    assert len(spent) <= 60 * TRIAL / 4  # patience
+    assert sum(spent[len(spent) // 2 :]) <= TRIAL_SHARE / 2 * (job.now_s - begun_s)
+
+
+def test_a_trial_has_distinctly_more_bytes_and_the_table_tells() -> None:
+    job = Job(allow_state=True)
+    job.rate, job.latency_s = 2.5e6, 0.01
+    for _ in range(PERIOD * 20):
+        job.run(1)
+        if job.choice._trial:
+            break
+    choice = job.choice
+    assert choice._trial != choice.codecs
+    assert choice._bytes(choice._trial) >= DISTINCT * choice._bytes(choice.codecs)
+    assert f"trial of {TRIAL} steps: " in choice.explain()
+    assert choice.state_dict()["codecs"] == choice.codecs
+    job.run(TRIAL)
+    assert not choice._trial
