@@ -96,7 +96,7 @@ def collectives(
     ] = "all_reduce",
     backends: Annotated[
         str,
-        typer.Option(help="Comma-separated names, with settings behind colons, as above; ratios are over the first"),
+        typer.Option(help="Comma-separated names, each perhaps with settings, as above; ratios are over the first"),
     ] = "gloo,commlayer",
     ranks: Annotated[int | None, typer.Option(help="Processes to start (default 2, or one per host)")] = None,
     min_size: Annotated[str, typer.Option("--min", "-b", help="Smallest size of the whole array")] = "4K",
@@ -139,9 +139,9 @@ def collectives(
 
     Example: commlayer bench all_gather --ranks 4 --sizes 64K,16M --json found.json
 
-    Of the collective gradients, backends take settings: gloo:cast=float16:chunks=4,
-    commlayer:loss_bound=0.01:treatment=rescale, commlayer:priority=0:beside=64M. In emulated networks, gloo takes a
-    congestion control: gloo/bbr.
+    With the collective gradients, backends take settings: gloo:cast=float16:chunks=4,
+    commlayer:loss_bound=0.01:treatment=rescale, commlayer:priority=0:beside=64M. In an emulated network, gloo takes a
+    congestion control of TCP: gloo/bbr.
 
     Kernels on one core: commlayer bench codec --help, commlayer bench select --help
 
@@ -324,7 +324,9 @@ def emulate(
     scenario: Annotated[
         str | None, typer.Argument(help="TOML file of the network, or a name that --list shows: clean200, loss1, ...")
     ] = None,
-    command: Annotated[list[str] | None, typer.Argument(metavar="-- COMMAND", help="The command of a rank")] = None,
+    command: Annotated[
+        list[str] | None, typer.Argument(metavar="-- COMMAND", help="The command that each rank runs")
+    ] = None,
     check: Annotated[
         bool, typer.Option("--check", help="Measure the emulated links and compare them with the file")
     ] = False,
@@ -395,6 +397,8 @@ def trace(
     """Merge the files of all ranks into one trace for Perfetto, with aligned clocks.
 
     Example: commlayer trace /shared/flight profiles/*.json.gz -o trace.json --open
+
+    --json has how far each clock was moved, and how sure that is.
 
     Exit status: 0; 2 if a file cannot be read or written.
     """

@@ -32,7 +32,7 @@ def probe(
 
     torchrun --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint hosta:29400 -m commlayer probe
 
-    or, from one machine, by ssh: commlayer probe --hosts hosta,hostb,hostc
+    Or from one machine, by ssh: commlayer probe --hosts hosta,hostb,hostc
 
     Try it: commlayer emulate uneven3 -- commlayer probe --json probe.json
 

@@ -33,7 +33,7 @@ def ctl(
 
     Example: commlayer ctl loss-bound 0.02 --store 10.0.0.1:29500
 
-    commlayer ctl pause eth1 --store 10.0.0.1:29500 lets data avoid that interface, on all ranks.
+    Another: commlayer ctl pause eth1 --store 10.0.0.1:29500 lets data avoid that interface, on all ranks.
 
     Exit status: 0 if all ranks have changed; 1 if the job refused; 2 if it does not answer or the command is wrong.
     """

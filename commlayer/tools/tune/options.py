@@ -22,7 +22,11 @@ if TYPE_CHECKING:
 def tune(
     command: Annotated[list[str] | None, typer.Argument(metavar="-- COMMAND", help="The job, as you start it")] = None,
     allow: Annotated[
-        str, typer.Option(help="Changes of the numerics that may be tried: some of lossy,compressed,stale")
+        str,
+        typer.Option(
+            help="Changes of the numerics that may be tried, separated by commas: lossy (lost packets stay lost), "
+            "compressed (values of fewer bits), stale (steps use the gradients of the step before)"
+        ),
     ] = "",
     trials: Annotated[int, typer.Option(help="Settings to try, beside the job as it is")] = 6,
     steps: Annotated[int, typer.Option(help="Measured steps of the best settings; others make a third of them")] = 12,
