@@ -10,29 +10,30 @@ import threading
 import time
 from typing import NamedTuple
 
-STARVED = 0.25
-"""Waiting for so much of the time in which it wanted to run, a thread is too slow for its figures to mean the network:
-a rate is a finding where it is 1.5 times too low, for which a third of the time suffices."""
-_LEAST_S = 0.005  # less says nothing: the clock of a tick has 1 to 10 ms
+STARVED = 0.2
+"""Waiting for so much of the time, a thread is too slow for its figures to mean the network. It is not a share of the
+time in which it wanted to run: one that sleeps most of the time waits a little whenever it wakes up, on any machine."""
+_LEAST_S = 0.01  # a shorter time says nothing: the others get their turns for 1 to 10 ms
 
 _local = threading.local()
 
 
 class Cpu(NamedTuple):
-    """The time of one thread so far."""
+    """The waiting of one thread so far."""
 
-    ran_s: float
+    at_s: float
+    """When this was read, on the clock of `time.monotonic()`."""
     waited_s: float
 
     def wait_until(self, now: Cpu) -> float:
-        """The share of waiting in the time that the thread wanted to run between this reading and that of `now`."""
-        ran_s, waited_s = now.ran_s - self.ran_s, now.waited_s - self.waited_s
-        return waited_s / (ran_s + waited_s) if ran_s + waited_s > _LEAST_S else 0.0
+        """The share of the time between this reading and that of `now` for which the thread waited."""
+        passed_s = now.at_s - self.at_s
+        return min(1.0, (now.waited_s - self.waited_s) / passed_s) if passed_s > _LEAST_S else 0.0
 
 
 def read() -> Cpu:
-    """The time of the calling thread."""
-    return Cpu(time.thread_time(), waited_s())
+    """The waiting of the calling thread."""
+    return Cpu(time.monotonic(), waited_s())
 
 
 def waited_s() -> float:

@@ -58,10 +58,7 @@ def _cpu(view: View) -> list[Finding]:
     who = "every host" if len(busy) == len(view.hosts) > 1 else joined([view.hosts[host] for host in busy], _NAMED_MAX)
     subject = Subject("host", host=min(busy)) if len(busy) == 1 else Subject("all")
     ways = sorted(each.way for each in view.reached if starving(each))
-    text = (
-        f"the CPU of {who} is busy: the probe waited for it in up to {max(busy.values()):.0%} of the time in which it "
-        "wanted to run"
-    )
+    text = f"the CPU of {who} is busy: the probe waited for it for up to {max(busy.values()):.0%} of the time"
     remedy = (
         "round trips, parallel links and rates while all hosts send are not judged there, because they would be those "
         "of the CPU. End the other programs and probe again; a job needs a free core for the engine of each rank, too"

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from . import cpu
 from .account import SPACE_S, accounts
 from .packets import PONG, Address, Port, wait_for
 from .responder import read_pong
@@ -58,8 +59,8 @@ class FlowMeasurement:
     def __post_init__(self) -> None:
         self.flows = [Flow(port.number) for port in self.ports]
         self._pings = _HOPS_MAX
-        self.cpu_wait = 0.0
-        """The largest share of its time for which the receiver waited for a CPU."""
+        self.cpu_waits = [0.0, 0.0]
+        """The largest shares of the time of a measurement for which this thread, and the receiver, waited for a CPU."""
 
     def measure_routes(self) -> None:
         """Finds the routers of each flow, by pings that die at the first, second, ... hop."""
@@ -110,7 +111,7 @@ class FlowMeasurement:
     def measure_rtt(self) -> None:
         """Round trips in rounds of a ping from each port. The first port changes from round to round, as the last ping
         of a round waits for the others."""
-        count = len(self.ports)
+        count, before = len(self.ports), cpu.read()
         found: list[list[float]] = [[] for _ in self.ports]
         for number in range(count if self.rtt_s > _FAR_S else 2 * count):
             first = self._pings + 1
@@ -122,6 +123,10 @@ class FlowMeasurement:
                 found[index].append(rtt_us)
         for flow, times in zip(self.flows, found, strict=True):
             flow.rtt_us = percentile(times, 0.5)
+        self._note_wait(before)
+
+    def _note_wait(self, before: cpu.Cpu) -> None:
+        self.cpu_waits[0] = max(self.cpu_waits[0], before.wait_until(cpu.read()))
 
     def _pongs(self, first: int) -> Iterator[tuple[int, float]]:
         """The round trips of the pings with the numbers from `first` on, by flow."""
@@ -156,7 +161,7 @@ class FlowMeasurement:
         ):
             if summary is not None:
                 flow.sent, flow.lost, flow.bursts = number, summary.lost, summary.bursts
-                self.cpu_wait = max(self.cpu_wait, summary.cpu_wait)
+                self.cpu_waits[1] = max(self.cpu_waits[1], summary.cpu_wait)
 
     def measure_rate(self, run: int, seconds: float, most: int, size: int, single_bps: float) -> float:
         """Sends from all ports at once, as fast as the interface takes packets, where one port carried `single_bps`.
@@ -164,14 +169,16 @@ class FlowMeasurement:
         sent = [0] * len(self.ports)
         is_fast = single_bps > _FAST_BPS
         chunk, at_once = (_FAST_CHUNK, _FAST_CHUNK) if is_fast else (_CHUNK, 1)
-        end = time.monotonic() + seconds
+        before = cpu.read()
+        end = before.at_s + seconds
         while sum(sent) < most and time.monotonic() < end:
             for index, port in enumerate(self.ports):
                 sent[index] += port.blast(
                     self.to, run=run, size=size, seconds=seconds, most=chunk, first=sent[index], at_once=at_once
                 ).packets
+        self._note_wait(before)
         for flow, summary in zip(self.flows, accounts(self.ports, self.to, run, sent, self.rtt_s), strict=True):
             if summary is not None:
                 flow.rate_bps = summary.rate_bps
-                self.cpu_wait = max(self.cpu_wait, summary.cpu_wait)
+                self.cpu_waits[1] = max(self.cpu_waits[1], summary.cpu_wait)
         return sum(flow.rate_bps for flow in self.flows)

@@ -93,7 +93,7 @@ class Measurement:
     _pings: int = 0
     _rtt_s: float = 0.0
     _loaded: list[Summary] = field(default_factory=list)
-    _target_wait: float = 0.0
+    _waits: list[float] = field(default_factory=lambda: [0.0, 0.0])
 
     def measure(self, phases: Sequence[str] = PHASES) -> Sample:
         """The sample. A path without an answer has nothing but that."""
@@ -102,9 +102,9 @@ class Measurement:
         if sample.is_reached:
             for phase in (*PHASES[1:], CROSSED):
                 if phase in phases:
-                    self._target_wait, before = 0.0, cpu.read()
+                    self._waits, before = [0.0, 0.0], cpu.read()
                     getattr(self, f"_measure_{phase}")()
-                    sample.cpu_waits[phase] = [before.wait_until(cpu.read()), self._target_wait]
+                    sample.cpu_waits[phase] = [max(self._waits[0], before.wait_until(cpu.read())), self._waits[1]]
         return sample
 
     # ---- pings
@@ -230,25 +230,20 @@ class Measurement:
             self.sample.flows_rate_bps = flows.measure_rate(self._next_run(), seconds, most, size, self.sample.rate_bps)
             flows.measure_loss(self._next_run(), *self._train())
         self.sample.flows = flows.flows
-        self._target_wait = flows.cpu_wait
+        self._waits = flows.cpu_waits
 
     def _measure_crossed(self) -> None:
         """A burst while all other hosts send, too."""
         size = self._payload_bytes()
         run = self._next_run()
-        before = _cpu_ticks()
         sent = self.port.blast(self.to, run=run, size=size, seconds=_CROSSED_S, most=self.effort.crossed_bytes // size)
-        after = _cpu_ticks()
         summary = self._end(run, sent)
         if summary is None:
             return
-        busy, ticks = after[0] - before[0], after[1] - before[1]
-        is_waiting = sent.blocked_s > _BLOCKED_SHARE * sent.seconds  # it waits for its interface, and not for a CPU
-        is_own = _is_own_limit(sent, summary, size) or (busy > _BUSY_SHARE * ticks and not is_waiting)
         idle_us = self.sample.rtt_us[0] if self.sample.rtt_us else 0.0
         self.sample.crossed = Crossed(
             summary.rate_bps,
-            is_own,
+            _is_own_limit(sent, summary, size),
             [idle_us + summary.queue_p50_us, idle_us + summary.queue_p99_us],
             sent.packets,
             summary.lost,
@@ -273,7 +268,7 @@ class Measurement:
         """The receiver's account of a train; None if there is no answer."""
         summary = accounts([self.port], self.to, run, [sent.packets], self._rtt_s)[0]
         if summary is not None:
-            self._target_wait = max(self._target_wait, summary.cpu_wait)
+            self._waits[1] = max(self._waits[1], summary.cpu_wait)
         return summary
 
 
@@ -284,13 +279,6 @@ def _is_own_limit(sent: Sent, summary: Summary, size: int) -> bool:
     offered_bps = sent.packets * size * 8 / sent.seconds if sent.seconds > 0 else 0.0
     is_blocked = sent.blocked_s > _BLOCKED_SHARE * sent.seconds
     return not (is_blocked or summary.lost > 0.01 * sent.packets or summary.rate_bps < _SLOWER * offered_bps)
-
-
-def _cpu_ticks() -> tuple[int, int]:
-    """Ticks in which the CPUs of this machine were busy, and all ticks."""
-    with open("/proc/stat", encoding="ascii") as stat:
-        ticks = [int(each) for each in stat.readline().split()[1:9]]
-    return sum(ticks) - ticks[3] - ticks[4], sum(ticks)  # the busy ticks lack idle and waiting for disks
 
 
 def measure(

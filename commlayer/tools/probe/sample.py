@@ -72,7 +72,7 @@ class Sample:
     crossed: Crossed | None = None
     """The measurement while all hosts sent at once; None: there was none."""
     cpu_waits: dict[str, list[float]] = field(default_factory=dict)
-    """For each phase, the shares of its time for which the source, and the target, waited for a CPU."""
+    """For each phase, the largest shares of its time for which the source, and the target, waited for a CPU."""
 
     @property
     def loss(self) -> float:

@@ -24,7 +24,7 @@ class Train:
     dropped_before: int = 0
     dropped_after: int = 0
     began: Cpu | None = None
-    """The time of the receiving thread at the first packet."""
+    """The waiting of the receiving thread before the first packet."""
 
     def add(self, number: int, sent_ns: int, arrived_ns: int, dropped: int, size: int) -> None:
         """Notes an arrival."""
@@ -54,7 +54,7 @@ class Summary:
     """Delay on the way beyond that of the fastest packet."""
     queue_p99_us: float
     cpu_wait: float = 0.0
-    """Share of the time in which the receiver wanted to run, and waited for a CPU."""
+    """Share of the time for which the receiver waited for a CPU."""
 
 
 def summarize(train: Train, sent: int) -> Summary:
