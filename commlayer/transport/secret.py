@@ -6,26 +6,36 @@ lacks the key.
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import logging
+import os
+import stat
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError
 from .members import Members
 
+log = logging.getLogger("commlayer")
+
 LEAST_BYTES = 16
+
+MOST_BYTES = 1 << 20
+"""The part of a file that counts."""
 
 
 def read_secret(path: str) -> bytes:
     """A hash of the file's content; empty without a path.
 
-    Raises ConfigError if the file cannot be read, or is too short.
+    Raises ConfigError if the file cannot be read, or is too short, or if every user may write it.
     """
     if not path:
         return b""
     try:
-        content = Path(path).read_bytes()
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # a pipe would block
+            mode = os.fstat(file.fileno()).st_mode
+            content = file.read(MOST_BYTES) if stat.S_ISREG(mode) else b""  # a device might never end
     except OSError as error:
         raise ConfigError(
             f"COMMLAYER_SECRET_FILE={path}: {error.strerror}; name a file that this rank can read"
@@ -35,7 +45,19 @@ def read_secret(path: str) -> bytes:
             f"COMMLAYER_SECRET_FILE={path}: it has {len(content.strip())} bytes; use at least {LEAST_BYTES}, as "
             f"`head -c 32 /dev/urandom` makes them"
         )
+    if mode & stat.S_IWOTH:
+        raise ConfigError(
+            f"COMMLAYER_SECRET_FILE={path}: every user may write it, and so choose the secret; chmod 600 it"
+        )
+    if mode & stat.S_IROTH:
+        _warn(path)
     return hashlib.blake2s(content, person=b"dlcpfile").digest()
+
+
+@functools.cache
+def _warn(path: str) -> None:
+    """Once for a file: each group reads it."""
+    log.warning("COMMLAYER_SECRET_FILE=%s: every user of this host may read it; chmod 600 it", path)
 
 
 def mixed(key: bytes, secret: bytes) -> bytes:
