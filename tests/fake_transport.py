@@ -128,6 +128,7 @@ class FakeGroup:
 
     staging_bytes = 0
     packet_bytes = largest_packet_bytes = 1432
+    is_inherited = False
 
     def __init__(self, rendezvous: Rendezvous) -> None:
         self.rank, self.size = rendezvous.rank, rendezvous.size
@@ -153,6 +154,9 @@ class FakeGroup:
 
     def status(self) -> tuple[str, int | None]:
         return "", None
+
+    def check_process(self) -> None:
+        pass
 
     def submit(self, request: Request, call: Any = None) -> FakeHandle:  # noqa: ARG002
         """It loses nothing, whatever the request's `qos`."""

@@ -24,6 +24,7 @@ from ..errors import CommError, ConfigError, MismatchError, OperationTimeoutErro
 from . import base, blob
 from .call import Calls
 from .description import FORMAT, check_job, check_peer, printable, read_description
+from .group_life import MOVED, GroupLife
 from .inquiry import Inquiry
 from .log import log
 from .members import Members
@@ -37,6 +38,12 @@ _PAIRED = "paired"
 _GROUPS_KEY = "commlayer/groups"
 _TOP = "commlayer/top"
 
+LEFT = b"~"
+"""The value of a rank that waited in vain for another one."""
+
+AGAIN_S = 0.02
+"""Pause between looks for ranks that left, and are to come again."""
+
 LEAVE_S = 2.0
 """Longest time, in seconds, for which a process that cannot start serves the Store, so that others learn the reason."""
 
@@ -44,9 +51,7 @@ LEAVE_S = 2.0
 class Rendezvous:
     """One meeting of the ranks of a group, in a part of the Store that no other meeting has used.
 
-    The same group can be made again in the same Store, because torchrun's Store outlives `destroy_process_group`. The
-    keys of its former life would be taken for answers then. So each rank counts itself in: all ranks of one life arrive
-    before those of the next. The size of the group may change between lives: each size has its own count.
+    A start that failed, with a rank missing or dead, leaves nothing that a later one would find (`GroupLife`).
 
     Rank 0 reads the values of all ranks and publishes them as one: so the Store serves a number of requests that grows
     with the ranks, not with their square.
@@ -61,13 +66,16 @@ class Rendezvous:
         self.size = size
         self.timeout = timeout
         with self._store_errors():
-            life = (store.add(f"commlayer/arrivals/{size}", 1) - 1) // size
-        self.store = PrefixStore(f"commlayer/{size}/{life}", store)
-        """The Store for other keys of the group in this life."""
+            self._life = GroupLife(store, size, rank)
         self._steps = 0
         self._gave_up = False
         self.stall_s = 0.0
         """Seconds of waiting for other ranks after which a warning names them; 0: there is none."""
+
+    @property
+    def store(self) -> PrefixStore:
+        """The Store for other keys of the group in this life."""
+        return self._life.store
 
     def exchange(self, step: str, value: bytes) -> list[bytes]:
         """All-gathers the ranks' values, in rank order; it is a barrier, too. All ranks take the same steps.
@@ -76,7 +84,13 @@ class Rendezvous:
         """
         with self._store_errors():
             number = self._publish(b"+" + value)
-            answers = self._gather(number, step) if self.rank == 0 else blob.unpack(self._answer(number, step))
+            if self.rank == 0:
+                answers = self._gather(number, step)
+            else:
+                while (answer := self._answer(number, step)) == MOVED:
+                    self._life.follow()
+                    self._set(f"{number}/{self.rank}", b"+" + value)
+                answers = blob.unpack(answer)
         for rank, answer in enumerate(answers):
             if answer[:1] == b"-":
                 host, _, reason = answer[1:].decode().partition("\n")
@@ -95,6 +109,7 @@ class Rendezvous:
             if self.rank == 0:
                 self._set(f"{number}/all", blob.pack([text]))
             self._leave()
+            self._life.close()  # those who came meanwhile have learned the reason in this life
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
@@ -111,16 +126,23 @@ class Rendezvous:
     def _leave(self) -> None:
         """Rank 0 leaves last: its process often serves the Store, from which the others learn the reason."""
         end = time.monotonic() + LEAVE_S
-        left = self.store.add("left", 1)
-        while self.rank == 0 and left < self.size and time.monotonic() < end:
+        keys = [f"left/{rank}" for rank in range(self.size)]
+        self._set(keys[self.rank], b"")
+        while self.rank == 0 and not self.store.check(keys) and time.monotonic() < end:
             time.sleep(0.01)
-            left = self.store.add("left", 0)
 
     def _gather(self, number: int, step: str) -> list[bytes]:
         """The values of all ranks, for rank 0, which publishes them."""
         keys = [f"{number}/{rank}" for rank in range(self.size)]
         self._wait(keys, keys, step)
         values = self.store.multi_get(keys)
+        end = time.monotonic() + self.timeout.total_seconds()
+        while LEFT in values:  # an earlier start ended before this rank came; those ranks come again
+            if time.monotonic() >= end:
+                raise self._timed_out([rank for rank, value in enumerate(values) if value == LEFT], step)
+            time.sleep(AGAIN_S)
+            values = self.store.multi_get(keys)
+        self._life.close()
         self._set(f"{number}/all", blob.pack(values))
         for key in keys:
             self.store.delete_key(key)
@@ -144,11 +166,17 @@ class Rendezvous:
             self._warn(ranks, step)
             left_s -= self.stall_s
         if not self._came(awaited, left_s):
-            raise OperationTimeoutError(
-                f"{self.members.who}: {self.members.names(self._missing(ranks) or [0])} did not reach step {step!r} of "
-                f"the start within {timeout_s:g} s; look at their logs for the reason, or raise the timeout of the "
-                f"process group"
-            )
+            raise self._timed_out(self._missing(ranks) or [0], step)
+
+    def _timed_out(self, missing: Sequence[int], step: str) -> OperationTimeoutError:
+        """The error of this rank, which leaves the life."""
+        self._life.close()
+        self._set(f"{self._steps - 1}/{self.rank}", LEFT)
+        return OperationTimeoutError(
+            f"{self.members.who}: {self.members.names(missing)} did not reach step {step!r} of the start within "
+            f"{self.timeout.total_seconds():g} s; look at their logs for the reason, or raise the timeout of the "
+            f"process group"
+        )
 
     def _came(self, keys: list[str], seconds: float) -> bool:
         """Waits for the keys; False if some did not come."""

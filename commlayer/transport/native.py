@@ -177,6 +177,7 @@ class Engine:
         """`wire` replaces the wire of `config`, and `wire_type`, a `struct cl_wire_type *`, both. `left_out`: virtual
         interfaces of this host that are not used."""
         self.config = config
+        self._wire = wire or config.wire
         self.life = os.urandom(LIFE_BYTES).hex()
         """Identifies this engine among all that this process, and its predecessors in the job, have had."""
         self.key = b""
@@ -196,7 +197,7 @@ class Engine:
         self._lock = threading.Lock()
         addresses = [ffi.new("char[]", port["address"].encode()) for port in ports]
         array = ffi.new("char *[]", addresses)
-        names = [ffi.new("char[]", each.encode()) for each in (wire or config.wire, config.ofi_provider)]
+        names = [ffi.new("char[]", each.encode()) for each in (self._wire, config.ofi_provider)]
         options = ffi.new(
             "struct cl_engine_options *",
             {
@@ -477,8 +478,9 @@ class Engine:
         cls._guard, cls._shared, cls._users, cls._last_report = threading.Lock(), None, 0, None
         self._lock = threading.Lock()
         engine, self._engine = self._engine, None
-        for index in range(len(self._ports)) if engine is not None and self.config.wire == "udp" else ():
-            socket.close(lib.cl_engine_descriptor(engine, index))
+        if engine is not None and self._wire == "udp":
+            for index in range(len(self._ports)):
+                socket.close(lib.cl_engine_descriptor(engine, index))
 
     def close(self) -> None:
         """Closes the engine and joins its threads. Idempotent."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
@@ -41,6 +43,69 @@ def test_a_rank_that_does_not_come_is_named_with_its_host() -> None:
     late = re.escape("rank 4 of group '7': rank(s) 9 (hostb) did not reach step 'open' of the start within 0.2 s")
     with pytest.raises(OperationTimeoutError, match=late):
         rendezvous.exchange("open", b"")
+
+
+def start(store: HashStore, rank: int, size: int = 2, timeout_s: float = 30.0) -> list[bytes]:
+    """One rank's part of a start."""
+    rendezvous = Rendezvous(store, "7", rank, size, timedelta(seconds=timeout_s))
+    return [*rendezvous.exchange("describe", b"%d" % rank), *rendezvous.exchange("open", b"")]
+
+
+def all_start(store: HashStore, order: Sequence[int] = (0, 1)) -> None:
+    """The ranks come in this order; a start that hangs takes longer than the test waits."""
+    size = len(order)
+    with ThreadPoolExecutor(size) as pool:
+        started = [pool.submit(start, store, rank, size) for rank in order]
+        told = [*(b"%d" % rank for rank in range(size)), *[b""] * size]
+        assert [each.result(10) for each in started] == [told] * size
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+@pytest.mark.parametrize("came", [0, 1])
+def test_a_start_without_a_rank_does_not_spoil_later_ones(came: int, order: Sequence[int]) -> None:
+    store = HashStore()
+    for _ in range(3):
+        with pytest.raises(OperationTimeoutError):
+            start(store, came, timeout_s=0.05)
+        all_start(store, order)
+        all_start(store, order)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (1, 2, 0)])
+def test_a_rank_0_that_dies_in_a_start_does_not_spoil_later_ones(order: Sequence[int]) -> None:
+    store = HashStore()
+    for _ in range(2):
+        Rendezvous(store, "7", 0, 3, timedelta(seconds=1))._publish(b"+dead")
+        all_start(store, order)
+
+
+def test_ranks_whose_rank_0_died_go_on_with_the_next() -> None:
+    store = HashStore()
+    Rendezvous(store, "7", 0, 3, timedelta(seconds=1))._publish(b"+dead")
+    early = [Rendezvous(store, "7", rank, 3, timedelta(seconds=30)) for rank in (1, 2)]
+    with ThreadPoolExecutor(3) as pool:
+        going = [pool.submit(each.exchange, "describe", b"%d" % each.rank) for each in early]
+        last = Rendezvous(store, "7", 0, 3, timedelta(seconds=30))
+        going.append(pool.submit(last.exchange, "describe", b"0"))
+        assert [each.result(10) for each in going] == [[b"0", b"1", b"2"]] * 3
+
+
+def test_ranks_that_wait_in_vain_name_none_of_each_other() -> None:
+    store = HashStore()
+    for rank in (1, 2):
+        with pytest.raises(OperationTimeoutError, match=r": rank\(s\) 0 did not|: rank\(s\) 0, 2 did not"):
+            start(store, rank, 3, timeout_s=0.05)
+    with pytest.raises(OperationTimeoutError, match=r": rank\(s\) 1, 2 did not"):
+        start(store, 0, 3, timeout_s=0.05)
+    all_start(store, (0, 1, 2))
+
+
+def test_a_rank_that_gave_up_may_come_again() -> None:
+    store = HashStore()
+    Rendezvous(store, "7", 1, 2, timedelta(seconds=1)).give_up(ConfigError("no such interface"))
+    with pytest.raises(CommError, match=r"rank 1 of group '7' on .* could not start: no such interface"):
+        start(store, 0)
+    all_start(store)
 
 
 def test_ranks_that_disagree_are_named_with_their_hosts() -> None:

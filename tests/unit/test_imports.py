@@ -65,9 +65,9 @@ MAY_IMPORT = {
 }
 BESIDE = ("commlayer_autoload", "commlayer_command", "commlayer_environment")  # modules beside the package
 SHARED_TYPES = "transport.base"  # what packages below the frontend may know of the transport
-MAY_USE_TORCH_DISTRIBUTED = {"commlayer_autoload", "frontend", "torchft", "transport.bootstrap"} | {
-    f"tools.{name}" for name in ("bench", "check", "cli", "job", "probe")
-}
+MAY_USE_TORCH_DISTRIBUTED = {
+    *("commlayer_autoload", "frontend", "torchft", "transport.bootstrap", "transport.group_life")
+} | {f"tools.{name}" for name in ("bench", "check", "cli", "job", "probe")}
 PURE = ("simulate", "link", "trace", "actions", "pipelines", "measure")
 WITHOUT_TORCH = {"planner", *(f"scheduler.{name}" for name in PURE)}
 DISTRIBUTED = ("torch.distributed", "torch._C._distributed_c10d")
