@@ -57,5 +57,11 @@ def add_to(target: Tensor, payload: Tensor) -> None:
     target.index_add_(0, places, payload[middle:].view(torch.bfloat16).float())
 
 
+def largest_of(payload: Tensor, target: Tensor) -> float:
+    """The largest magnitude of the values of a payload for `target`; NaN if one of them is."""
+    begin = _blocks(target) * COUNT_BYTES
+    return float(payload[(begin + len(payload)) // 2 :].view(torch.bfloat16).abs().max())
+
+
 def _blocks(values: Tensor) -> int:
     return -(-values.numel() // BLOCK)

@@ -23,7 +23,7 @@ class Buckets:
     def settle(self, i: int) -> None:
         average = torch.tensor([1.0, self.values[i]])
         change = (lambda: self.changed.append(i)) if i in self.changing else None
-        self.commit.settle(Settled(average, change, lambda: average, self.futures[i]))
+        self.commit.settle(Settled([average], change, lambda: average, self.futures[i]))
 
     def done(self) -> list[int]:
         return [i for i, future in enumerate(self.futures) if future.done()]
@@ -85,7 +85,7 @@ def test_a_change_that_fails_fails_its_future() -> None:
     def change() -> None:
         raise ValueError("no room")
 
-    step.commit.settle(Settled(torch.ones(1), change, lambda: torch.ones(1), step.futures[0]))
+    step.commit.settle(Settled([torch.ones(1)], change, lambda: torch.ones(1), step.futures[0]))
     with pytest.raises(ValueError, match="no room"):
         step.futures[0].wait()
 

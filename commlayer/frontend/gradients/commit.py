@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 from torch.futures import Future
@@ -24,7 +24,8 @@ from ...errors import CommError
 class Settled:
     """A bucket whose operations have ended well."""
 
-    average: Tensor
+    averages: Sequence[Tensor]
+    """All values of the average."""
     change: Callable[[], None] | None
     """Changes the residual, if all averages of the step are finite. None: this bucket has nothing to change."""
     result: Callable[[], Tensor]
@@ -74,7 +75,7 @@ class Commit:
         """The operations of a bucket have ended well. It is called on any thread, once per bucket."""
         if bucket.change is None:
             bucket.complete(commits=False)
-        self._leave(bucket, finite=bucket.change is None or is_finite(bucket.average))
+        self._leave(bucket, finite=bucket.change is None or all(map(is_finite, bucket.averages)))
 
     def fail(self) -> None:
         """A bucket has failed: the residuals of the step's other buckets stay as they were."""
@@ -87,7 +88,7 @@ class Commit:
             if bucket is not None and bucket.change is not None:
                 self._waiting.append(bucket)
             elif bucket is not None:
-                self._unchecked.append(bucket.average)
+                self._unchecked += bucket.averages
             if self._unsettled or not self._has_last:
                 return
             done, others, commits = self._waiting, self._unchecked, self._is_finite

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from ...compress.codec import FINE
 from ...compress.feedback import Added, Feedback
@@ -18,42 +20,66 @@ class FineValues:
     def __init__(self, operations: Operations, stretches: list[tuple[int, int]]) -> None:
         """Starts the all-reduce, and leaves zeros in the source. `stretches`: (start, end) of the values."""
         buffer = operations.buffer
-        self._buffer, self._target, self._stretches = buffer, operations.target, stretches
+        self._source, self._stretches = buffer.source, stretches
+        self.packed = buffer.source[:0]
+        """The values; once the operation has ended, their averages."""
         if not stretches:
             return
-        self._packed = packed = torch.cat([buffer.source[start:end] for start, end in stretches])
+        self.packed = packed = torch.cat([buffer.source[start:end] for start, end in stretches])
         for start, end in stretches:
             buffer.source[start:end] = 0
         policy = dataclasses.replace(buffer.policy, codec=FINE, loss_bound=0.0)
         options = operations.options()
         operations.add(None, buffer.group.allreduce_from(packed, packed, options, None, policy=policy))
 
-    def finish(self) -> None:
-        """Puts the averages into the target."""
+    def drop_errors(self) -> None:
+        """Leaves zeros in the source: the rounding error of zeros sent in place of the values is no residual."""
+        for start, end in self._stretches:
+            self._source[start:end] = 0
+
+    def put_into(self, target: Tensor) -> None:
+        """Puts the averages into `target`, which is like the source."""
         at = 0
         for start, end in self._stretches:
-            self._target[start:end] = self._packed[at : at + end - start]
-            if self._target is not self._buffer.source:
-                self._buffer.source[start:end] = 0  # the rounding error of zeros sent in place of them is no residual
+            target[start:end] = self.packed[at : at + end - start]
             at += end - start
 
 
 class Encoded(Operations):
-    """The reducer of `Form.ENCODED`. Rounding errors, and what the network loses, may be fed back."""
+    """The reducer of `Form.ENCODED`. Rounding errors, and what the network loses, may be fed back: they are in the
+    source until `keep`, so the average of encoded values waits in memory of its own."""
 
     def __init__(self, buffer: Buffer) -> None:
         self._keeps_errors = buffer.codec.keeps_errors
         self.keeps = buffer.feeds_back or self._keeps_errors
-        super().__init__(buffer, in_place=not self.keeps)
         parts = cut(buffer.parameters, buffer.starts, buffer.source.numel(), buffer.fine)
+        coded = sum(end - start for start, end in parts.coarse)
+        super().__init__(buffer, buffer.host(coded) if self.keeps else buffer.source)
         self._fine = FineValues(self, parts.fine)
+        at = 0
+        self._coarse: list[tuple[Tensor, Tensor]] = []  # the average of a stretch, and its place in the source
         for number, (start, end) in enumerate(parts.coarse):
-            self.all_reduce(start, end, buffer.key | number, from_source=True)
+            begin = at if self.keeps else start
+            target = self.target[begin : begin + end - start]
+            self._coarse.append((target, buffer.source[start:end]))
+            self.all_reduce(start, target, buffer.key | number, from_source=True)
+            at += end - start
 
     def finish(self) -> Missing:
         missing = super().finish()
-        self._fine.finish()
+        if self.keeps:
+            self._fine.drop_errors()
         return missing
+
+    def averages(self) -> Sequence[Tensor]:
+        return [*(target for target, _ in self._coarse), self._fine.packed]
+
+    def result(self) -> Tensor:
+        if self.keeps:
+            for target, place in self._coarse:
+                place.copy_(target)
+        self._fine.put_into(self.buffer.source)
+        return self.buffer.source
 
     def keep(self, feedback: Feedback, added: Added) -> None:
         buffer = self.buffer

@@ -11,8 +11,8 @@ class Exact(Operations):
 
     def __init__(self, buffer: Buffer) -> None:
         self.keeps = buffer.feeds_back  # then the source must still be there when the missing parts are known
-        super().__init__(buffer, in_place=not self.keeps)
-        self.all_reduce(0, buffer.source.numel(), 0, from_source=self.keeps)
+        super().__init__(buffer, buffer.host(buffer.source.numel()) if self.keeps else buffer.source)
+        self.all_reduce(0, self.target, 0, from_source=self.keeps)
 
     def keep(self, feedback: Feedback, added: Added) -> None:  # noqa: ARG002  # its memory is not used again
         if self.keeps:

@@ -110,7 +110,7 @@ def reduce_gradient(
     `buffer` is contiguous, on the CPU or on a device, from where it is copied here and now; DDP's hook takes a pinned
     copy instead (`ddp.py`). starts[i] is the element where the gradient of parameters[i]
     begins, ascending; None: the gradients lie one after the other. The future's value is the averaged gradient: on a
-    device it is `buffer`, on the CPU it is `buffer` or, if losses or rounding errors are fed back, other memory that is
+    device it is `buffer`, on the CPU it is `buffer` or, if losses are fed back without a codec, other memory that is
     valid until the next step. The future of a bucket with a residual to change completes when all buckets of the step
     are done: do not wait for it in the hook.
 
@@ -147,14 +147,14 @@ def reduce_gradient(
         reduction.fine,
         low_rank,
         reduction.op,
-        lambda: reduction.host(place.index, "target", source),
+        lambda count: reduction.host(place.index, "target", source[:count]),
     )
     with labelled(f"bucket {place.index}"):
         reducer = kind(values)
     averaged: Future[Tensor] = Future(devices=[] if buffer.is_cpu else [buffer.device])
 
     def result() -> Tensor:
-        target = reducer.target
+        target = reducer.result()
         found = target if target.dtype == buffer.dtype and buffer.is_cpu else buffer.copy_(target)
         if tolerance is not None:
             tolerance.observe(place.step, place.index, found)
@@ -182,7 +182,7 @@ def reduce_gradient(
             averaged.set_exception(error)  # type: ignore[arg-type]  # declared as the value's type
             return
         changes = reducer.keeps or bool(added.stretches or errors)
-        reduction.commit.settle(Settled(reducer.target, change if changes else None, result, averaged))
+        reduction.commit.settle(Settled(reducer.averages(), change if changes else None, result, averaged))
 
     reduction.commit.enter(is_last=place.is_last)
     reducer.future().add_done_callback(settle)

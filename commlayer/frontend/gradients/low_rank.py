@@ -161,7 +161,7 @@ class Factors(Reducer):
     keeps = True
 
     def __init__(self, buffer: Buffer) -> None:
-        self.buffer, self.target = buffer, buffer.source
+        self.buffer = buffer
         self._policy = dataclasses.replace(buffer.policy, codec=FINE, loss_bound=0.0)
         self._spans: list[Span] = []
         self._compression = buffer.low_rank.enter(self)
@@ -198,7 +198,7 @@ class Factors(Reducer):
             if work is not None:
                 work.wait()
         self._compression.finish(self._exact, self._right)
-        self._done.set_result([self.target])
+        self._done.set_result([self.buffer.source])
 
     def fail(self, error: Exception) -> None:
         """Fails the future, unless it is complete."""
@@ -218,6 +218,12 @@ class Factors(Reducer):
 
     def finish(self) -> Missing:
         return []  # `complete` has written the average
+
+    def averages(self) -> Sequence[Tensor]:
+        return [self.buffer.source]
+
+    def result(self) -> Tensor:
+        return self.buffer.source
 
     def keep(self, feedback: Feedback, added: Added) -> None:  # noqa: ARG002  # PowerSgd keeps the errors
         self._compression.keep()

@@ -55,8 +55,8 @@ class Buffer:
     low_rank: LowRank
     """The state of low-rank reductions."""
     op: dist.ReduceOp.RedOpType
-    host: Callable[[], Tensor]
-    """Host memory like `source`, which is this buffer's until its next step."""
+    host: Callable[[int], Tensor]
+    """Host memory of so many values of the source's type, which is this buffer's until its next step."""
 
     @property
     def may_lose(self) -> bool:
@@ -78,9 +78,6 @@ class Reducer(abc.ABC):
     keeps: bool
     """Whether it leaves anything for the next step."""
 
-    target: Tensor
-    """Holds the average, after `finish`."""
-
     @abc.abstractmethod
     def __init__(self, buffer: Buffer) -> None:
         """Submits the first operations."""
@@ -99,7 +96,15 @@ class Reducer(abc.ABC):
 
     @abc.abstractmethod
     def finish(self) -> Missing:
-        """Writes the average into `target`. Returns the ranges that were not counted."""
+        """After the operations. Returns the ranges that were not counted."""
+
+    @abc.abstractmethod
+    def averages(self) -> Sequence[Tensor]:
+        """All values of the average, after `finish`: they tell whether it is finite."""
+
+    @abc.abstractmethod
+    def result(self) -> Tensor:
+        """The average, like the source; after `keep`, as it may take the memory of the source."""
 
     @abc.abstractmethod
     def keep(self, feedback: Feedback, added: Added) -> None:
@@ -110,10 +115,9 @@ class Reducer(abc.ABC):
 class Operations(Reducer):
     """A reducer whose operations are all submitted at once."""
 
-    def __init__(self, buffer: Buffer, *, in_place: bool) -> None:
-        """`in_place`: the average takes the memory of the source."""
-        self.buffer = buffer
-        self.target = buffer.source if in_place else buffer.host()
+    def __init__(self, buffer: Buffer, target: Tensor) -> None:
+        """`target`: the memory of the average; may be the source."""
+        self.buffer, self.target = buffer, target
         self.missing: Missing = []
         self.rounded: Missing = []
         """The ranges of contributions with rounding errors, which are in the source."""
@@ -125,10 +129,12 @@ class Operations(Reducer):
         """Enters an operation, see `_works`."""
         self._works.append((start, work))
 
-    def all_reduce(self, start: int, end: int, key: int, *, from_source: bool) -> None:
-        """Starts the all-reduce of the elements from `start` to `end`: in place, or from the source into the target."""
+    def all_reduce(self, start: int, target: Tensor, key: int, *, from_source: bool) -> None:
+        """Starts the all-reduce of as many elements of the source, from `start` on, as `target` has: in place, or from
+        the source into the target."""
         buffer, policy, group = self.buffer, self.buffer.policy, self.buffer.group
-        source, target, options = buffer.source[start:end], self.target[start:end], self.options()
+        end = start + len(target)
+        source, options = buffer.source[start:end], self.options()
         if buffer.may_lose and (from_source or buffer.protected):
             inside = [(max(a, start) - start, min(b, end) - start) for a, b in buffer.protected]
             protect = as_words(blocks_of(inside, source, group.packet_bytes))
@@ -164,3 +170,9 @@ class Operations(Reducer):
                 self.missing += [(offset + start * itemsize, length) for offset, length in work.missing()]
                 self.rounded += [(offset + start * itemsize, length) for offset, length in work.kept]
         return self.missing
+
+    def averages(self) -> Sequence[Tensor]:
+        return [self.target]
+
+    def result(self) -> Tensor:
+        return self.target

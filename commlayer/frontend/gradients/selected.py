@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from ...compress.feedback import Added, Feedback
 from ...compress.fine import cut
-from ...compress.topk import add_to, selected, take_out
+from ...compress.topk import add_to, largest_of, selected, take_out
 from ...transport import kernels
 from .commit import is_finite
 from .encoded import FineValues
@@ -25,9 +27,10 @@ class Selected(Operations):
     """The reducer of `Form.SELECTED`. The source is left with the values that were not sent, and rounding errors."""
 
     keeps = True
+    _overflows = False
 
     def __init__(self, buffer: Buffer) -> None:
-        super().__init__(buffer, in_place=False)
+        super().__init__(buffer, buffer.source)
         source, group = buffer.source, buffer.group
         parts = cut(buffer.parameters, buffer.starts, source.numel(), buffer.fine.without_defaults())
         self._fine = FineValues(self, parts.fine)
@@ -45,16 +48,37 @@ class Selected(Operations):
     def finish(self) -> Missing:
         missing = super().finish()
         if len(self._payloads):
-            self.target.zero_()
-            for payload in self._payloads:
-                add_to(self.target, payload)
+            self.rounded = [(0, self.buffer.source.nbytes)]
+        self._fine.drop_errors()
+        if not is_finite(self._fine.packed) or not self._is_finite():
+            self._overflows = True
+        return missing
+
+    def averages(self) -> Sequence[Tensor]:
+        return [torch.tensor([math.nan if self._overflows else 0.0])]
+
+    def result(self) -> Tensor:
+        if len(self._payloads):
+            self._sum_into(self.target.zero_())
             if self.buffer.op == dist.ReduceOp.AVG:
                 self.target.div_(self.buffer.group.size())
-            self.rounded = [(0, self.buffer.source.nbytes)]
-        self._fine.finish()
-        if len(self._payloads) and not is_finite(self.target):
+        self._fine.put_into(self.target)
+        if len(self._payloads) and self._overflows:
             self.target.fill_(math.nan)  # values that were not sent may be infinite, too
-        return missing
+        return self.target
+
+    def _is_finite(self) -> bool:
+        """Whether the sum of all payloads is finite. Their largest values tell, unless these are near the largest
+        float: then it is made in memory of its own."""
+        if sum(largest_of(each, self.target) for each in self._payloads) <= torch.finfo(torch.float32).max / 2:
+            return True
+        total = torch.zeros_like(self.target)
+        self._sum_into(total)
+        return is_finite(total)
+
+    def _sum_into(self, total: Tensor) -> None:
+        for each in self._payloads:
+            add_to(total, each)
 
     def keep(self, feedback: Feedback, added: Added) -> None:
         buffer = self.buffer
