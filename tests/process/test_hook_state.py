@@ -291,3 +291,27 @@ def test_a_loss_scale_may_be_any_that_a_scaler_has() -> None:
 def test_a_bad_loss_scale_names_the_rank(rank: int, size: int) -> None:
     with pytest.raises(commlayer.ConfigError, match=rf"^rank {rank}: HookState.loss_scale=0: "):
         commlayer.HookState().loss_scale = 0
+
+
+@ranks.on(2, ranks.run_job)
+def test_without_a_policy_a_state_follows_a_deterministic_group(rank: int, size: int) -> None:
+    """So do `overlap` and `attach`, which make one."""
+    options = commlayer.Options(commlayer.Policy(deterministic=True))
+    exact = dist.new_group(backend="commlayer", pg_options=options)
+    state = commlayer.HookState(process_group=exact)
+    assert state.group() is exact
+    assert state.policy.deterministic
+    model = DistributedDataParallel(nn.Linear(2, 2), process_group=exact, gradient_as_bucket_view=True)
+    handle: Any = commlayer.overlap(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    assert handle.state.group() is exact
+    assert handle.state.policy.deterministic
+    assert not commlayer.HookState(commlayer.Policy(), exact).policy.deterministic
+    given = commlayer.HookState(commlayer.Policy(), exact)
+    given.group()
+    assert not given.policy.deterministic
+    tolerant = commlayer.HookState(process_group=exact, tolerance=commlayer.BySteps({0: 0.1}))
+    tolerant.group()
+    assert not tolerant.policy.deterministic
+    plain = commlayer.HookState()
+    plain.group()
+    assert not plain.policy.deterministic

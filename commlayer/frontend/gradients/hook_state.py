@@ -44,7 +44,8 @@ log = logging.getLogger("commlayer")
 class HookState:
     """State of a communication hook from step to step. Each model needs a state of its own.
 
-    `policy` None: that of COMMLAYER_POLICY_ variables, or of the job's file of settings, or the default one.
+    `policy` None: that of COMMLAYER_POLICY_ variables, or of the job's file of settings, or the default one; it is
+    deterministic if the group of the gradients is, and nothing may be lost.
     `process_group` is that of the model; None: WORLD, or the group that `overlap` or `pipeline.attach` is given.
     `tolerance` gives loss bounds by layer and by step instead of the policy's `loss_bound` (see `Tolerance`). `fine`
     selects the parameters that a codec leaves in 16 bits; None: those with fewer than two dimensions, as biases and
@@ -88,6 +89,7 @@ class HookState:
                 hint = f"; the same bound for all gradients is Policy(loss_bound={given!r})" if is_share else ""
                 raise ConfigError(f"HookState({name}={given!r}): give a {kind.__name__}, or None{hint}")
         self.policy = policy or _default_policy(tolerance)
+        self._follows_group = policy is None
         self.process_group = process_group
         self.tolerance = tolerance
         """Gives the loss bounds instead of the policy's `loss_bound`; None: the policy does."""
@@ -303,8 +305,19 @@ class HookState:
 
         A group that has been destroyed since, with the job's process groups, is replaced.
         """
-        self._group = self._usable() or _group_of(self.policy, self.process_group)
-        return self._group
+        group = self._usable()
+        if group is None:
+            self._follow_group()
+            group = _group_of(self.policy, self.process_group)
+        self._group = group
+        return group
+
+    def _follow_group(self) -> None:
+        """Makes a policy that the caller did not give deterministic, if the group of the gradients is."""
+        given = getattr(self.process_group or dist.distributed_c10d._get_default_group(), "policy", None)
+        is_exact = self.tolerance is None and not self.policy.loss_bound
+        if self._follows_group and is_exact and isinstance(given, Policy) and given.deterministic:
+            self.policy = dataclasses.replace(self.policy, deterministic=True)
 
     def _usable(self) -> CommProcessGroup | None:
         """The group, unless torch has let go of it. An aborted group stays until then: its errors tell why."""
@@ -348,7 +361,7 @@ class HookState:
                 f"use one of both"
             )
         self._reset()
-        self.policy = policy
+        self.policy, self._follows_group = policy, False
         self.steps = state.get("steps", 0)
         scale = state.get("loss_scale", 1.0)
         # Former versions had no `scale_is_set`, and saved 1 where none was set.
