@@ -136,6 +136,7 @@ class FakeGroup:
         self.hosts = tuple((rank,) for rank in range(self.size))
         self.interface = "lo"
         self.on_failure: Callable[[], None] = lambda: None
+        self.on_left: Callable[[], None] = lambda: None
         self.failure: CommError | None = None
         self.delay_s = 0.0
         self.operations: list[tuple[Call | Delivery | Message, float, int]] = []
@@ -230,6 +231,7 @@ class FakeGroup:
         self._work.put(None)
         for thread in [self._thread, *self._messages]:
             thread.join()
+        self.on_left()
 
     def _serve(self) -> None:
         while (operation := self._work.get()) is not None:

@@ -159,6 +159,9 @@ class Group(Protocol):
     staging_bytes: int
     """Staging memory per rank that a plan may address with CL_STAGING."""
 
+    on_left: Callable[[], None]
+    """Called once, when the engine has left the group: it touches no memory of operations any more. While one thread
+    closes the group, `abort` of another may return before that."""
     is_inherited: bool
     """Whether this process is a forked child of the one that made the group: all operations raise ClosedError."""
 

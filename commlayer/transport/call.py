@@ -9,6 +9,7 @@ import dataclasses
 import itertools
 import math
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -25,6 +26,9 @@ COLLECTIVES_KEPT = 1500
 
 MESSAGES_KEPT = 1000
 """The latest sends and receives that a group keeps for the flight recorder."""
+
+ORDINALS_KEPT = 4096
+"""The latest pairs of another rank and a tag whose messages a group numbers: some jobs have a tag for each step."""
 
 FRAMES_SKIPPED = 6
 """Frames of this package between `Calls.add` and torch, at least."""
@@ -155,7 +159,8 @@ class Calls:
     def __init__(self, kept: int = KEPT) -> None:
         self._collectives = itertools.count(1)
         self._messages = itertools.count(1)
-        self._ordinals: dict[tuple[str, int | None, int], int] = {}
+        self._ordinals: dict[tuple[str, int | None, int], int] = {}  # the latest come last
+        self._lock = threading.Lock()
         self.latest: deque[Call] = deque(maxlen=kept)
         self.collectives: deque[Call] = deque(maxlen=COLLECTIVES_KEPT)
         self.messages: deque[Call] = deque(maxlen=MESSAGES_KEPT)
@@ -172,7 +177,10 @@ class Calls:
         else:
             call.sequence = next(self._messages)
             key = call.name, call.rank, call.tag
-            call.ordinal = self._ordinals[key] = self._ordinals.get(key, 0) + 1
+            with self._lock:
+                call.ordinal = self._ordinals[key] = self._ordinals.pop(key, 0) + 1
+                if len(self._ordinals) > ORDINALS_KEPT:
+                    del self._ordinals[next(iter(self._ordinals))]
             self.messages.append(call)
         call.frames = _callers()
         if self.tally is not None and len(self.latest) == self.latest.maxlen:

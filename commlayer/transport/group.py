@@ -74,6 +74,7 @@ class NativeGroup:
         self._end = lib.CL_ECLOSED  # the status of operations on a closed group
         self._peers = peers
         self.on_failure: Callable[[], None] = lambda: None
+        self.on_left: Callable[[], None] = lambda: None
         self.engine.lags.open(id(self), self._lags)
         self.is_inherited = False
         self._owner = os.getpid()
@@ -217,8 +218,11 @@ class NativeGroup:
     def status(self) -> tuple[str, int | None]:
         culprit = ffi.new("uint32_t *")
         with self._lock:
-            status = lib.CL_OK if self._group is None else lib.cl_group_status(self._group, culprit)
-        if status == lib.CL_OK:
+            if self._group is None:  # what an aborted group failed with; a closed one has not failed
+                status, culprit[0] = self._end, NOBODY if self._failure[0] is None else self._failure[0]
+            else:
+                status = lib.cl_group_status(self._group, culprit)
+        if status in (lib.CL_OK, lib.CL_ECLOSED):
             return "", None
         return ffi.string(lib.cl_error_text(status)).decode(), None if culprit[0] == NOBODY else int(culprit[0])
 
@@ -248,6 +252,8 @@ class NativeGroup:
                 lib.cl_group_abort(group, lib.CL_ECLOSED)
                 self._idle.wait_for(lambda: self._calls == 0)
         lib.cl_group_close(group)
+        on_left, self.on_left = self.on_left, lambda: None  # its owner and this group would keep each other
+        on_left()
         self._plans.clear()
         self.engine.release()
 
@@ -345,6 +351,7 @@ class NativeGroup:
         check(status, f"{self.who}: loading a plan of {len(plan.steps)} steps")
         native = ffi.gc(out[0], lib.cl_plan_release)  # freed after its last use, here or in the engine
         address = int(ffi.cast("uintptr_t", native))
-        self._plans[id(plan)] = address, native
-        weakref.finalize(plan, self._plans.pop, id(plan), None).atexit = False
-        return address
+        kept = self._plans.setdefault(id(plan), (address, native))
+        if kept[1] is native:  # else another thread was faster, and may be using its copy
+            weakref.finalize(plan, self._plans.pop, id(plan), None).atexit = False
+        return kept[0]

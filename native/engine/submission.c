@@ -55,6 +55,8 @@ bool cl_submission_end_early(struct cl_submission *submission, const void *memor
 void cl_submission_end(struct cl_submission *submission, int status, struct cl_events *events)
 {
     if (submission->early) {
+        free(submission->copy); /* the caller may keep its handle for long */
+        submission->copy = NULL;
         cl_operation_release(&submission->operation);
         return;
     }

@@ -17,6 +17,7 @@ from commlayer.errors import (
     OperationTimeoutError,
 )
 from commlayer.plans.delivery import deliver
+from commlayer.transport import group as group_module
 from commlayer.transport.base import DType, Op, Request
 from commlayer.transport.group import REQUEST_HEAD, NativeGroup
 from commlayer.transport.native import ffi
@@ -278,3 +279,53 @@ def test_packed_head_of_a_request_fills_the_fields_it_names() -> None:
     addresses = [int(ffi.cast("uintptr_t", each)) for each in (request.plan, request.input, request.output)]
     assert [*addresses, request.timeout_us, request.dtype, request.op] == [1, 2, 3, 4, 5, 6]
     assert [request.qos.priority, request.qos.treatment, request.qos.order] == [7, 2, 600]
+
+
+class Intercepted:
+    """The compiled module, with a function of one's own in place of one of its."""
+
+    def __init__(self, name: str, function: Any) -> None:
+        self._original: Any = group_module.lib  # type: ignore[attr-defined]
+        setattr(self, name, lambda *arguments: function(getattr(self._original, name), *arguments))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._original, name)
+
+
+def test_threads_that_load_a_plan_at_once_share_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each loads a copy of its own; one that another thread is about to submit must not be freed."""
+    both = threading.Barrier(2)
+
+    def create(original: Any, *arguments: Any) -> Any:
+        both.wait(PATIENCE_S)
+        return original(*arguments)
+
+    with World([range(1)], "none") as world, world.open_group() as team:
+        plan = deliver(0, team[0].hosts, (8,), (8,), team[0].staging_bytes, what=("test",))
+        monkeypatch.setattr(group_module, "lib", Intercepted("cl_plan_create", create))
+        loading = [world.threads.submit(team[0]._native_plan, plan) for _ in range(2)]
+        addresses = {each.result(PATIENCE_S) for each in loading}
+        assert addresses == {team[0]._native_plan(plan)}
+
+
+def test_memory_is_let_go_once_the_engine_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`abort` of one thread does not free what another one, which closes the group, still needs."""
+    is_closing, go_on = threading.Event(), threading.Event()
+
+    def close(original: Any, *arguments: Any) -> None:
+        is_closing.set()
+        assert go_on.wait(PATIENCE_S)
+        original(*arguments)
+
+    with World([range(1)], "none") as world, world.open_group() as team:
+        is_left = threading.Event()
+        team[0].on_left = is_left.set
+        monkeypatch.setattr(group_module, "lib", Intercepted("cl_group_close", close))
+        closing = world.threads.submit(team[0].close)
+        assert is_closing.wait(PATIENCE_S)
+        team[0].abort("a test")
+        team[0].close()
+        assert not is_left.is_set()
+        go_on.set()
+        closing.result(PATIENCE_S)
+        assert is_left.is_set()

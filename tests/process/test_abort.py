@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
+import weakref
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -15,6 +17,7 @@ import torch.distributed as dist
 
 import commlayer
 from commlayer.frontend.group.backend import CommProcessGroup
+from commlayer.transport.flight import recorder
 from tests import ranks
 
 WIRES = pytest.mark.parametrize(
@@ -168,3 +171,21 @@ def test_a_group_can_be_a_job_of_its_own(rank: int, size: int) -> None:
     groups[1].shutdown()
     dist.destroy_process_group()
     assert threading.active_count() == 1
+
+
+@ranks.on(2)
+def test_an_aborted_group_is_freed(rank: int, size: int) -> None:
+    """torchft aborts one at each quorum. Its calls stay in the flight record, as far as those of closed groups do."""
+    for _ in range(3):
+        store = dist.PrefixStore("alone", dist.HashStore())
+        group = CommProcessGroup(store, 0, 1, timedelta(seconds=30), "torchft", own_job=True)
+        group.allreduce([torch.ones(4)]).wait()
+        group.abort()
+        assert not recorder.groups()
+        found = recorder.dump("a test")
+        assert found["pg_status"]["torchft"]["failure"] == "the group was aborted"
+        assert found["entries"]
+        gone = weakref.ref(group._native)
+        del group
+        gc.collect()
+        assert gone() is None

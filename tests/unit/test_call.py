@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from commlayer.transport.call import Call, Calls
+from commlayer.transport.call import ORDINALS_KEPT, Call, Calls
 
 
 def test_collectives_and_messages_count_by_themselves() -> None:
@@ -45,3 +45,12 @@ def test_a_call_counts_the_bytes_that_this_rank_gives_or_takes() -> None:
 )
 def test_text_of_the_arguments(call: Call, text: str) -> None:
     assert call.arguments(ranks=(4, 5)) == text
+
+
+def test_numbers_of_messages_are_kept_for_the_latest_tags() -> None:
+    calls = Calls()
+    for step in range(2 * ORDINALS_KEPT):
+        for tag in (0, 1 + step):
+            calls.add(Call("send", None, [(1,)], rank=1, tag=tag))
+        assert (calls.messages[-2].ordinal, calls.messages[-1].ordinal) == (1 + step, 1)
+    assert len(calls._ordinals) == ORDINALS_KEPT

@@ -138,6 +138,7 @@ class CommProcessGroup(dist.ProcessGroup):
         # torch's set_timeout and _set_pg_timeout put the group's timeout into gloo's options.
         priority, gloo = self.policy.priority, self._gloo
         self._submitter = Submitter(self._native, settings, priority, lambda: gloo.options._timeout, calls)
+        self._native.on_left = self._submitter.forget
         self._record = open_record(self, name, global_ranks or range(size), self._native, self._submitter, config)
         self._collectives = Collectives(
             self._submitter, rank, size, operation_policy(self.policy).without_class(), lambda: native.who
@@ -418,9 +419,9 @@ class CommProcessGroup(dist.ProcessGroup):
         if self._report is not None:
             self._report.close(self._submitter.calls)
         self._native.abort(f"rank {self._ranks[self.rank()]} aborted its process group")
+        recorder.close(self._record)
         if self.devices is not None:
             self.devices.close(abort=True)
-        self._submitter.forget()
 
     def shutdown(self) -> None:
         """Leaves the group and joins its threads. Idempotent; `destroy_process_group` calls it."""
@@ -438,7 +439,6 @@ class CommProcessGroup(dist.ProcessGroup):
         self._native.close()
         if self.devices is not None:
             self.devices.close()
-        self._submitter.forget()
         super().shutdown()
 
     def getBackendName(self) -> str:  # noqa: N802  # the name that C++ calls
