@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import logging
 import math
@@ -41,6 +42,24 @@ def test_a_state_finds_or_makes_its_group(rank: int, size: int) -> None:
         pair = dist.new_group([0, 2], use_local_synchronization=True)
         of_pair = commlayer.HookState(process_group=pair).group()
         assert dist.get_process_group_ranks(of_pair) == [0, 2]
+    dist.destroy_process_group()
+
+
+@ranks.on(2)
+def test_states_share_the_groups_that_they_make(rank: int, size: int) -> None:
+    """Each group has threads and descriptors of its own."""
+    policy = commlayer.Policy(codec="int8")
+    local = [dataclasses.replace(policy, exact_steps=7), dataclasses.replace(policy, residual="bf16"), policy]
+    ranks.init(rank, size, "gloo")
+    first = commlayer.HookState(policy).group()
+    assert {commlayer.HookState(each).group() for each in local} == {first}
+    assert commlayer.HookState(commlayer.Policy(priority=1)).group() is not first
+    dist.destroy_process_group()
+    ranks.init(rank, size, "gloo")
+    assert not commlayer.HookState(policy).group().closed
+    dist.destroy_process_group()
+    ranks.init(rank, size)
+    assert {commlayer.HookState(each).group() for each in local} == {dist.group.WORLD}
     dist.destroy_process_group()
 
 

@@ -20,17 +20,17 @@ from ...compress.feedback import Feedback
 from ...compress.fine import Fine
 from ...compress.loss_scale import LossScale
 from ...compress.optimizer import check_optimizer
-from ...config import LOSS_BOUND_MAX, Config, Policy, number, policy_of_job
+from ...config import LOSS_BOUND_MAX, Policy, number, policy_of_job
 from ...errors import ConfigError
 from ...loss.tolerance import Tolerance
 from ...telemetry.meter import meter
 from ..device.in_flight import InFlight
 from ..group.backend import CommProcessGroup
-from ..group.options import NAME, Options
 from .candidates import choice_for
 from .changes import Changes
 from .commit import Commit
 from .gradient import Place, Reduction
+from .hook_group import group_of, is_usable
 from .low_rank import LowRank
 from .reducer import Missing
 
@@ -308,7 +308,7 @@ class HookState:
         group = self._usable()
         if group is None:
             self._follow_group()
-            group = _group_of(self.policy, self.process_group)
+            group = group_of(self.policy, self.process_group)
         self._group = group
         return group
 
@@ -321,9 +321,7 @@ class HookState:
 
     def _usable(self) -> CommProcessGroup | None:
         """The group, unless torch has let go of it. An aborted group stays until then: its errors tell why."""
-        group = self._group
-        gone = group is None or (group.closed and group not in dist.distributed_c10d._world.pg_map)
-        return None if gone else group
+        return self._group if is_usable(self._group) else None
 
     def state_dict(self) -> dict[str, Any]:
         """The state for a checkpoint, between steps: plain values, and tensors of lost contributions.
@@ -392,25 +390,3 @@ def _default_policy(tolerance: Tolerance | None) -> Policy:
     """The policy that the settings of the job give; loss bounds are those of a tolerance, if there is one."""
     policy = policy_of_job()
     return policy if tolerance is None else dataclasses.replace(policy, loss_bound=0.0)
-
-
-def _group_of(policy: Policy, process_group: dist.ProcessGroup | None) -> CommProcessGroup:
-    """A commlayer group with this policy and the ranks of `process_group` (None: WORLD): that one, or a new one.
-
-    Every rank of the group must call.
-    """
-    if Config.is_disabled():
-        raise ConfigError("COMMLAYER_DISABLE=1: a HookState has no group without the engine; unset it on every rank")
-    policy = dataclasses.replace(policy, codec="none")  # codecs are the hook's, see Options
-    given = process_group or dist.distributed_c10d._get_default_group()
-    if isinstance(given, CommProcessGroup) and given.policy == policy:
-        return given
-    made = dist.new_group(
-        dist.get_process_group_ranks(given),
-        backend=NAME,
-        pg_options=Options(policy),
-        use_local_synchronization=True,  # the ranks of other groups take no part
-        group_desc="commlayer.HookState",
-    )
-    assert isinstance(made, CommProcessGroup)  # noqa: S101  # this rank is a member
-    return made
