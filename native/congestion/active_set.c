@@ -4,8 +4,8 @@
 
 static void take_out(struct cl_active_set *active_set, struct cl_active_set_member *member)
 {
-    *(member->previous ? &member->previous->next : &active_set->first) = member->next;
-    *(member->next ? &member->next->previous : &active_set->last) = member->previous;
+    *(member->previous != NULL ? &member->previous->next : &active_set->first) = member->next;
+    *(member->next != NULL ? &member->next->previous : &active_set->last) = member->previous;
     member->previous = member->next = NULL;
 }
 
@@ -20,7 +20,7 @@ void cl_active_set_see(struct cl_active_set *active_set, struct cl_active_set_me
         active_set->count++;
     member->counted = true;
     member->previous = active_set->last;
-    *(active_set->last ? &active_set->last->next : &active_set->first) = member;
+    *(active_set->last != NULL ? &active_set->last->next : &active_set->first) = member;
     active_set->last = member;
 }
 
@@ -35,7 +35,7 @@ void cl_active_set_leave(struct cl_active_set *active_set, struct cl_active_set_
 
 uint32_t cl_active_set_count(struct cl_active_set *active_set, uint64_t idle_us, uint64_t now_us)
 {
-    while (active_set->first && active_set->first->seen_us + idle_us < now_us)
+    while (active_set->first != NULL && active_set->first->seen_us + idle_us < now_us)
         cl_active_set_leave(active_set, active_set->first);
     return active_set->count;
 }

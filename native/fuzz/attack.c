@@ -52,7 +52,7 @@ static void seal(struct conversation *c, uint32_t to, uint8_t *bytes, uint32_t l
     const struct cl_peer *peer = NULL;
     if (cl_packet_decode(&packet, bytes, length))
         peer = cl_peer_list_find(&endpoint->peers, packet.source);
-    if (!peer || packet.path >= peer->path_count)
+    if (peer == NULL || packet.path >= peer->path_count)
         return;
     const struct cl_path *path = &peer->paths[packet.path];
     bool ack = packet.kind == CL_PACKET_ACK;
@@ -78,14 +78,14 @@ static const struct flying *recorded(struct conversation *c)
 void attack_repeat(struct conversation *c)
 {
     const struct flying *packet = recorded(c);
-    if (packet)
+    if (packet != NULL)
         give_attack(c, packet->to, packet->bytes, packet->length);
 }
 
 void attack_redirect(struct conversation *c)
 {
     const struct flying *packet = recorded(c);
-    if (packet)
+    if (packet != NULL)
         give_attack(c, (packet->to + 1u + conversation_take(c) % (ENDPOINTS - 1)) % ENDPOINTS, packet->bytes,
                     packet->length);
 }
@@ -131,7 +131,7 @@ void attack_damage(struct conversation *c, bool sealed)
     const struct flying *packet = recorded(c);
     if (c->flying_count && conversation_take(c) % 4)
         packet = &c->flying[conversation_take(c) % c->flying_count];
-    if (!packet)
+    if (packet == NULL)
         return;
     uint32_t to = packet->to;
     memcpy(bytes, packet->bytes, packet->length);

@@ -59,7 +59,7 @@ static void check_memory(const struct conversation *c, const struct cl_endpoint 
     HOLDS(endpoint->table.names.count <= c->half_count + UNEXPECTED_LIMIT_BYTES);
     for (uint32_t i = 0; i < endpoint->peers.length; i++) {
         const struct cl_peer *peer = endpoint->peers.list[i];
-        for (uint16_t p = 0; peer && p < peer->path_count; p++) {
+        for (uint16_t p = 0; peer != NULL && p < peer->path_count; p++) {
             HOLDS(peer->paths[p].ack.came.count <= CL_ACK_RANGES + 1);
             HOLDS(peer->paths[p].ack.refused.count <= CL_ACK_RANGES + 1);
         }

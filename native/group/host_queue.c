@@ -126,7 +126,7 @@ static uint64_t published(const struct cl_host_queues *queues, uint32_t class, u
 static bool find(const struct cl_host_queues *queues, uint32_t index, uint64_t number, uint32_t *class,
                  uint64_t *signature)
 {
-    for (*class = 0; *class < CL_CLASSES; ++*class) {
+    for (*class = 0; *class < CL_CLASSES; (*class)++) {
         for (uint32_t parity = 0; parity < 2; parity++) {
             *signature = published(queues, *class, index, parity);
             if (*signature >> HASH_BITS == number)
@@ -159,7 +159,7 @@ int cl_host_queues_doubt(struct cl_host_queues *queues, uint32_t class, uint32_t
 bool cl_host_queues_classes(const struct cl_host_queues *queues, uint32_t index, uint32_t *own, uint32_t *theirs)
 {
     uint64_t other;
-    for (*own = 0; *own < CL_CLASSES; ++*own) {
+    for (*own = 0; *own < CL_CLASSES; (*own)++) {
         for (uint32_t parity = 0; parity < 2; parity++) {
             uint64_t signature = published(queues, *own, queues->self, parity);
             if (signature != 0 && find(queues, index, signature >> HASH_BITS, theirs, &other) && *theirs != *own)

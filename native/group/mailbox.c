@@ -18,9 +18,9 @@ static void remove_queue(struct cl_mailbox *mailbox, struct cl_mailbox_queue **a
 
 void cl_mailbox_free(struct cl_mailbox *mailbox)
 {
-    while (mailbox->queues)
+    while (mailbox->queues != NULL)
         remove_queue(mailbox, &mailbox->queues);
-    for (uint32_t rank = 0; mailbox->sent && rank < mailbox->size; rank++)
+    for (uint32_t rank = 0; mailbox->sent != NULL && rank < mailbox->size; rank++)
         cl_tags_free(&mailbox->sent[rank]);
     free(mailbox->sent);
     mailbox->sent = NULL;
@@ -28,7 +28,7 @@ void cl_mailbox_free(struct cl_mailbox *mailbox)
 
 bool cl_mailbox_send(struct cl_mailbox *mailbox, uint32_t rank, uint32_t tag, uint32_t messages, uint32_t *index)
 {
-    if (!mailbox->sent && !(mailbox->sent = calloc(mailbox->size, sizeof(*mailbox->sent))))
+    if (mailbox->sent == NULL && (mailbox->sent = calloc(mailbox->size, sizeof(*mailbox->sent))) == NULL)
         return false;
     *index = cl_tags_messages(&mailbox->sent[rank], tag);
     return cl_tags_add(&mailbox->sent[rank], tag, messages);
@@ -40,7 +40,7 @@ static bool find_remote(const struct cl_mailbox *mailbox, uint32_t tag, uint32_t
     uint16_t peer;
     if (!cl_endpoint_find_announced(mailbox->endpoint, mailbox->group, tag, &peer))
         return false;
-    for (*rank = 0; *rank < mailbox->size; ++*rank)
+    for (*rank = 0; *rank < mailbox->size; (*rank)++)
         if (mailbox->peers[*rank] == peer)
             return true;
     return false; /* the sender is no member of this group */
@@ -76,13 +76,13 @@ static bool bind(struct cl_mailbox *mailbox, struct cl_ticket *ticket)
 int cl_mailbox_receive(struct cl_mailbox *mailbox, struct cl_ticket *ticket, uint64_t now_us)
 {
     struct cl_mailbox_queue *queue = mailbox->queues;
-    while (queue && queue->tag != ticket->tag)
+    while (queue != NULL && queue->tag != ticket->tag)
         queue = queue->next;
-    if (!queue) {
+    if (queue == NULL) {
         if (bind(mailbox, ticket))
             return CL_OK;
         queue = malloc(sizeof(*queue));
-        if (!queue || !cl_endpoint_want(mailbox->endpoint, mailbox->group, ticket->tag, now_us)) {
+        if (queue == NULL || !cl_endpoint_want(mailbox->endpoint, mailbox->group, ticket->tag, now_us)) {
             free(queue);
             return CL_ENOMEM;
         }
@@ -97,14 +97,14 @@ int cl_mailbox_receive(struct cl_mailbox *mailbox, struct cl_ticket *ticket, uin
 
 struct cl_ticket *cl_mailbox_next(struct cl_mailbox *mailbox)
 {
-    for (struct cl_mailbox_queue **at = &mailbox->queues; *at;) {
+    for (struct cl_mailbox_queue **at = &mailbox->queues; *at != NULL;) {
         struct cl_mailbox_queue *queue = *at;
         struct cl_ticket *ticket = queue->first;
-        if (!ticket) {
+        if (ticket == NULL) {
             remove_queue(mailbox, at);
         } else if (bind(mailbox, ticket)) {
             queue->first = ticket->next;
-            if (!queue->first)
+            if (queue->first == NULL)
                 queue->last = &queue->first;
             return ticket; /* the next call removes an empty queue: the receives must be posted first */
         } else {

@@ -41,7 +41,7 @@ bool cl_announcements_want(struct cl_announcements *announcements, uint32_t grou
 bool cl_announcements_unwant(struct cl_announcements *announcements, uint32_t group, uint32_t tag)
 {
     struct cl_wanted_tag *found = find(announcements, group, tag);
-    if (!found)
+    if (found == NULL)
         return false;
     *found = announcements->wanted[--announcements->wanted_count];
     return true;

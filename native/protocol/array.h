@@ -19,7 +19,7 @@ static inline bool cl_array_reserve(void *list, uint32_t count, uint32_t *capaci
     uint32_t larger = *capacity ? 2 * *capacity : 8;
     memcpy(&old, list, sizeof old); /* a pointer to any type is not an lvalue of void * */
     void *grown = realloc(old, larger * size);
-    if (!grown)
+    if (grown == NULL)
         return false;
     memcpy(list, &grown, sizeof grown);
     *capacity = larger;

@@ -7,7 +7,7 @@
 
 bool cl_closed_groups_add(struct cl_closed_groups *closed, uint32_t group, int32_t reason, uint16_t culprit)
 {
-    if (cl_closed_groups_find(closed, group))
+    if (cl_closed_groups_find(closed, group) != NULL)
         return false;
     if (closed->count == CL_CLOSED_GROUPS_MAX) {
         closed->list[closed->oldest++ % CL_CLOSED_GROUPS_MAX] = (struct cl_closed_group){group, reason, culprit};

@@ -45,20 +45,20 @@ bool cl_controls_push(struct cl_controls *controls, uint8_t kind, const struct c
 {
     uint64_t content = key(kind, control);
     struct cl_index_place *place = cl_index_find(&controls->contents, content);
-    for (; place; place = cl_index_next(place)) {
+    for (; place != NULL; place = cl_index_next(place)) {
         const struct cl_control_entry *entry = CL_INDEX_THING(place, struct cl_control_entry, place);
         if (entry->kind == kind && same(kind, &entry->control, control))
             return true;
     }
     struct cl_control_entry *entry = malloc(sizeof *entry);
-    if (!entry)
+    if (entry == NULL)
         return false;
     *entry = (struct cl_control_entry){.control = *control, .kind = kind};
     if (!cl_index_add(&controls->contents, &entry->place, content)) {
         free(entry);
         return false;
     }
-    *(controls->last ? &controls->last->next : &controls->first) = entry;
+    *(controls->last != NULL ? &controls->last->next : &controls->first) = entry;
     controls->last = entry;
     controls->count++;
     return true;
@@ -67,11 +67,11 @@ bool cl_controls_push(struct cl_controls *controls, uint8_t kind, const struct c
 bool cl_controls_pop(struct cl_controls *controls, struct cl_control_entry *entry)
 {
     struct cl_control_entry *first = controls->first;
-    if (!first)
+    if (first == NULL)
         return false;
     cl_index_remove(&controls->contents, &first->place);
     controls->first = first->next;
-    if (!controls->first)
+    if (controls->first == NULL)
         controls->last = NULL;
     controls->count--;
     *entry = *first;

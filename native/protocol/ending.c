@@ -40,7 +40,7 @@ static void complete_peer(struct cl_message *message, void *argument)
 
 static void drop_completions(struct cl_endpoint *endpoint, const struct selection *selection)
 {
-    for (struct cl_message *message = endpoint->completed.first, *next; message; message = next) {
+    for (struct cl_message *message = endpoint->completed.first, *next; message != NULL; message = next) {
         next = message->next;
         if (!selected(message, selection))
             continue;
@@ -58,7 +58,7 @@ void cl_endpoint_cancel(struct cl_endpoint *endpoint, uint32_t group, uint32_t s
         cl_closed_groups_add(&endpoint->closed, group, 0, UINT16_MAX);
     for (uint32_t i = 0; i < endpoint->peers.length; i++) {
         struct cl_peer *peer = endpoint->peers.list[i];
-        if (!peer)
+        if (peer == NULL)
             continue;
         if (sequence != UINT32_MAX) {
             cl_history_add_sequence(&peer->history, group, sequence);
@@ -91,7 +91,7 @@ void cl_endpoint_abort(struct cl_endpoint *endpoint, uint32_t group, const uint1
     close_group(endpoint, group, reason, culprit);
     for (size_t i = 0; i < count; i++) {
         struct cl_peer *peer = cl_peer_list_find(&endpoint->peers, peers[i]);
-        if (peer) /* also a lost peer: if it still hears this process, it need not wait for a timeout of its own */
+        if (peer != NULL) /* or lost: if it still hears this process, it need not wait for a timeout of its own */
             cl_peer_list_tell(&endpoint->peers, peer, CL_PACKET_ABORT, cl_control_abort(group, reason, culprit));
     }
 }
@@ -104,7 +104,7 @@ bool cl_endpoint_next_abort(struct cl_endpoint *endpoint, struct cl_closed_group
 void cl_endpoint_peer_lost(struct cl_endpoint *endpoint, uint16_t peer)
 {
     struct cl_peer *lost = cl_peer_list_find(&endpoint->peers, peer);
-    if (!lost || !lost->alive)
+    if (lost == NULL || !lost->alive)
         return;
     struct selection selection = {.endpoint = endpoint, .peer = peer, .status = CL_EPEERLOST};
     cl_table_each(&endpoint->table, complete_peer, &selection);

@@ -15,7 +15,7 @@ int cl_endpoint_create(const struct cl_endpoint_config *config, struct cl_endpoi
         config->auth > CL_AUTH_OFF)
         return CL_EINVAL;
     struct cl_endpoint *made = calloc(1, sizeof(*made));
-    if (!made)
+    if (made == NULL)
         return CL_ENOMEM;
     made->config = *config;
     made->lacking = UINT64_MAX;
@@ -33,13 +33,13 @@ static void drop_unexpected(struct cl_message *message, void *argument)
 {
     struct cl_endpoint *endpoint = argument;
     struct cl_receive *receive = cl_message_as_receive(message);
-    if (receive)
+    if (receive != NULL)
         cl_unexpected_drop(&endpoint->unexpected, &receive->unexpected);
 }
 
 void cl_endpoint_destroy(struct cl_endpoint *endpoint)
 {
-    if (!endpoint)
+    if (endpoint == NULL)
         return;
     cl_table_each(&endpoint->table, drop_unexpected, endpoint);
     cl_table_free(&endpoint->table);
@@ -57,12 +57,12 @@ void cl_endpoint_destroy(struct cl_endpoint *endpoint)
 
 int cl_endpoint_add_peer(struct cl_endpoint *endpoint, uint16_t peer, uint16_t path_count, const uint32_t *interfaces)
 {
-    if (path_count < 1 || path_count > CL_PEER_PATHS_MAX || cl_peer_list_find(&endpoint->peers, peer))
+    if (path_count < 1 || path_count > CL_PEER_PATHS_MAX || cl_peer_list_find(&endpoint->peers, peer) != NULL)
         return CL_EINVAL;
     struct cl_nic *nics[CL_PEER_PATHS_MAX];
     uint16_t nic_count = endpoint->nics.count;
     for (uint16_t i = 0; i < path_count; i++) {
-        uint32_t interface = interfaces ? interfaces[i] : i;
+        uint32_t interface = interfaces != NULL ? interfaces[i] : i;
         if (interface >= CL_PEER_PATHS_MAX)
             return CL_EINVAL;
         nics[i] = &endpoint->nics.list[interface];
@@ -73,7 +73,7 @@ int cl_endpoint_add_peer(struct cl_endpoint *endpoint, uint16_t peer, uint16_t p
         !cl_timers_reserve(&endpoint->timers, endpoint->peers.count + 2))
         return CL_ENOMEM;
     struct cl_peer *made = cl_peer_create(peer, path_count, nics, endpoint->config.datagram_bytes);
-    if (!made)
+    if (made == NULL)
         return CL_ENOMEM;
     if (endpoint->config.peer_timeout_us)
         made->timeout_us = endpoint->config.peer_timeout_us;
@@ -92,7 +92,7 @@ int cl_endpoint_add_peer(struct cl_endpoint *endpoint, uint16_t peer, uint16_t p
 int cl_endpoint_ping(struct cl_endpoint *endpoint, uint16_t peer)
 {
     struct cl_peer *known = cl_peer_list_find(&endpoint->peers, peer);
-    if (!known || !known->alive)
+    if (known == NULL || !known->alive)
         return CL_EINVAL;
     for (uint16_t i = 0; i < known->path_count; i++)
         known->paths[i].ping = true;
@@ -103,7 +103,7 @@ int cl_endpoint_ping(struct cl_endpoint *endpoint, uint16_t peer)
 int cl_endpoint_pause(struct cl_endpoint *endpoint, uint16_t peer, uint32_t path, bool paused)
 {
     struct cl_peer *known = cl_peer_list_find(&endpoint->peers, peer);
-    if (!known || path >= known->path_count)
+    if (known == NULL || path >= known->path_count)
         return CL_EINVAL;
     known->paths[path].paused = paused;
     cl_queue_unblock(&endpoint->queue, &known->node); /* another path may have room */
@@ -113,7 +113,7 @@ int cl_endpoint_pause(struct cl_endpoint *endpoint, uint16_t peer, uint32_t path
 int cl_endpoint_key_peer(struct cl_endpoint *endpoint, uint16_t peer, const uint8_t key[16])
 {
     struct cl_peer *known = cl_peer_list_find(&endpoint->peers, peer);
-    if (!known)
+    if (known == NULL)
         return CL_EINVAL;
     known->seal = (struct cl_seal){endpoint->config.auth, endpoint->config.job, cl_siphash_key(key), &endpoint->nh};
     known->keyed = true;
@@ -123,10 +123,10 @@ int cl_endpoint_key_peer(struct cl_endpoint *endpoint, uint16_t peer, const uint
 int cl_endpoint_bind_peer(struct cl_endpoint *endpoint, uint16_t peer, const uint32_t *ports)
 {
     struct cl_peer *known = cl_peer_list_find(&endpoint->peers, peer);
-    for (uint16_t i = 0; known && i < known->path_count; i++)
+    for (uint16_t i = 0; known != NULL && i < known->path_count; i++)
         if (ports[i] >= CL_OUTBOX_PORTS)
             known = NULL;
-    if (!known)
+    if (known == NULL)
         return CL_EINVAL;
     for (uint16_t i = 0; i < known->path_count; i++)
         known->paths[i].port = &endpoint->outbox.ports[ports[i]];
@@ -141,7 +141,7 @@ bool cl_endpoint_can_cut(const struct cl_endpoint *endpoint, uint32_t payload_by
 int cl_endpoint_cut_peer(struct cl_endpoint *endpoint, uint16_t peer, uint32_t payload_bytes)
 {
     struct cl_peer *known = cl_peer_list_find(&endpoint->peers, peer);
-    if (!known || !cl_endpoint_can_cut(endpoint, payload_bytes))
+    if (known == NULL || !cl_endpoint_can_cut(endpoint, payload_bytes))
         return CL_EINVAL;
     known->payload_bytes = payload_bytes;
     for (uint16_t i = 0; i < known->path_count; i++)
@@ -152,13 +152,13 @@ int cl_endpoint_cut_peer(struct cl_endpoint *endpoint, uint16_t peer, uint32_t p
 bool cl_endpoint_next_completion(struct cl_endpoint *endpoint, struct cl_completion *completion)
 {
     struct cl_message *message = endpoint->completed.first;
-    if (!message)
+    if (message == NULL)
         return false;
     cl_message_list_remove(&endpoint->completed, message);
     *completion = (struct cl_completion){
         .context = message->context, .status = message->status, .peer = message->peer, .first_us = message->first_us};
     const struct cl_send *send = cl_message_as_send(message);
-    bool stopped = send && send->partial.stopped;
+    bool stopped = send != NULL && send->partial.stopped;
     if (message->loss_budget && message->status == CL_OK && (stopped || !cl_message_complete(message))) {
         cl_ranges_clear(&endpoint->missing);
         if (!cl_message_missing(message, stopped ? send->counted : message->arrived, &endpoint->missing))
@@ -194,12 +194,13 @@ static int begin(struct cl_endpoint *endpoint, struct cl_peer *peer, struct cl_m
 static int check_post(const struct cl_endpoint *endpoint, const struct cl_peer *peer, const struct cl_message_id *id,
                       const struct cl_qos *qos)
 {
-    if (!peer || id->sequence == UINT32_MAX || qos->priority >= CL_CLASSES ||
+    if (peer == NULL || id->sequence == UINT32_MAX || qos->priority >= CL_CLASSES ||
         qos->blocks.encoded_bytes > peer->payload_bytes ||
-        !(qos->loss_bound >= 0 && qos->loss_bound <= CL_LOSS_BOUND_MAX) || (qos->protect && !qos->protect_bytes))
+        !(qos->loss_bound >= 0 && qos->loss_bound <= CL_LOSS_BOUND_MAX) ||
+        (qos->protect != NULL && !qos->protect_bytes))
         return CL_EINVAL;
     const struct cl_closed_group *closed = cl_closed_groups_find(&endpoint->closed, id->group & ~CL_GROUP_P2P);
-    if (closed)
+    if (closed != NULL)
         return closed->reason ? CL_EABORTED : CL_ECLOSED;
     return peer->alive ? CL_OK : CL_EPEERLOST;
 }
@@ -211,10 +212,10 @@ int cl_endpoint_post_send(struct cl_endpoint *endpoint, uint16_t peer, struct cl
     int status = check_post(endpoint, to, &id, qos);
     if (status != CL_OK)
         return status;
-    if (cl_table_find_send(&endpoint->table, peer, &id))
+    if (cl_table_find_send(&endpoint->table, peer, &id) != NULL)
         return CL_EINVAL;
     struct cl_send *send = cl_table_add_send(&endpoint->table, peer, &id);
-    if (!send)
+    if (send == NULL)
         return CL_ENOMEM;
     if ((status = begin(endpoint, to, &send->message, length, &qos->blocks, now_us, context)) != CL_OK)
         return status;
@@ -241,14 +242,14 @@ int cl_endpoint_post_receive(struct cl_endpoint *endpoint, uint16_t peer, struct
         return status;
     struct cl_receive *receive = cl_table_find_receive(&endpoint->table, peer, &id);
     bool p2p = id.group & CL_GROUP_P2P;
-    if ((receive && receive->message.posted) || cl_history_contains(&from->history, &id) ||
+    if ((receive != NULL && receive->message.posted) || cl_history_contains(&from->history, &id) ||
         (p2p && id.index != cl_history_next_index(&from->history, id.group, id.sequence)))
         return CL_EINVAL;
-    if (status == CL_EPEERLOST && !receive)
+    if (status == CL_EPEERLOST && receive == NULL)
         return status;
     if (p2p && !cl_history_add_posted(&from->history, &id))
         return CL_ENOMEM;
-    if (!receive && !(receive = cl_table_add_receive(&endpoint->table, peer, &id)))
+    if (receive == NULL && (receive = cl_table_add_receive(&endpoint->table, peer, &id)) == NULL)
         return CL_ENOMEM;
     struct cl_message *message = &receive->message;
     if ((status = begin(endpoint, from, message, length, &qos->blocks, now_us, context)) != CL_OK)
@@ -276,12 +277,13 @@ int cl_endpoint_post_receive(struct cl_endpoint *endpoint, uint16_t peer, struct
 uint32_t cl_endpoint_next_index(const struct cl_endpoint *endpoint, uint16_t peer, uint32_t group, uint32_t tag)
 {
     const struct cl_peer *from = cl_peer_list_find(&endpoint->peers, peer);
-    return from ? cl_history_next_index(&from->history, group, tag) : 0;
+    return from != NULL ? cl_history_next_index(&from->history, group, tag) : 0;
 }
 
 bool cl_endpoint_find_announced(const struct cl_endpoint *endpoint, uint32_t group, uint32_t tag, uint16_t *peer)
 {
-    for (const struct cl_message *message = endpoint->announcements.messages.first; message; message = message->next)
+    for (const struct cl_message *message = endpoint->announcements.messages.first; message != NULL;
+         message = message->next)
         if (message->id.group == group && message->id.sequence == tag &&
             message->id.index == cl_endpoint_next_index(endpoint, message->peer, group, tag)) {
             *peer = message->peer;
@@ -299,9 +301,9 @@ bool cl_endpoint_want(struct cl_endpoint *endpoint, uint32_t group, uint32_t tag
         return false;
     for (uint32_t i = 0; i < endpoint->peers.length; i++) {
         struct cl_peer *peer = endpoint->peers.list[i];
-        if (peer && first && !peer->outstanding)
+        if (peer != NULL && first && !peer->outstanding)
             cl_endpoint_activate(endpoint, peer, now_us);
-        if (peer && recently_refused(peer, now_us))
+        if (peer != NULL && recently_refused(peer, now_us))
             cl_peer_list_tell(&endpoint->peers, peer, CL_PACKET_READY,
                               (struct cl_control){.group = group, .sequence = tag});
     }
@@ -312,10 +314,10 @@ void cl_endpoint_unwant(struct cl_endpoint *endpoint, uint32_t group, uint32_t t
 {
     if (!cl_announcements_unwant(&endpoint->announcements, group, tag))
         return;
-    for (struct cl_message *message = endpoint->announcements.messages.first, *next; message; message = next) {
+    for (struct cl_message *message = endpoint->announcements.messages.first, *next; message != NULL; message = next) {
         next = message->next;
         if (message->id.group == group && message->id.sequence == tag &&
-            !cl_message_as_receive(message)->unexpected.first)
+            cl_message_as_receive(message)->unexpected.first == NULL)
             cl_messages_discard(endpoint, message);
     }
 }
@@ -327,7 +329,7 @@ int cl_endpoint_begin(struct cl_endpoint *endpoint, uint32_t group, uint32_t seq
     if (!cl_signatures_add(&endpoint->signatures, group, sequence, signature))
         return CL_ENOMEM;
     struct cl_index_place *place = cl_index_find(&endpoint->unposted, cl_index_operation(group, sequence));
-    for (; place; place = cl_index_next(place)) {
+    for (; place != NULL; place = cl_index_next(place)) {
         const struct cl_message *message = CL_INDEX_THING(place, struct cl_message, operation);
         if (!cl_signatures_differ(message->signature, signature))
             continue;
@@ -356,7 +358,7 @@ static void find_late(struct cl_message *message, void *argument)
 {
     struct lateness *late = argument;
     if (message->posted && message->side == CL_MESSAGE_RECEIVE && message->id.group == late->group &&
-        message->id.sequence == late->sequence && (!late->first || message->id.index < late->first->id.index))
+        message->id.sequence == late->sequence && (late->first == NULL || message->id.index < late->first->id.index))
         late->first = message;
 }
 
@@ -364,7 +366,7 @@ uint16_t cl_endpoint_late_peer(struct cl_endpoint *endpoint, uint32_t group, uin
 {
     struct lateness late = {group, sequence, NULL};
     cl_table_each(&endpoint->table, find_late, &late);
-    return late.first ? late.first->peer : UINT16_MAX;
+    return late.first != NULL ? late.first->peer : UINT16_MAX;
 }
 
 uint32_t cl_endpoint_slowest_us(const struct cl_endpoint *endpoint)
@@ -372,7 +374,7 @@ uint32_t cl_endpoint_slowest_us(const struct cl_endpoint *endpoint)
     uint32_t slowest_us = 0;
     for (uint32_t i = 0; i < endpoint->peers.length; i++) {
         const struct cl_peer *peer = endpoint->peers.list[i];
-        for (uint16_t j = 0; peer && peer->alive && j < peer->path_count; j++) {
+        for (uint16_t j = 0; peer != NULL && peer->alive && j < peer->path_count; j++) {
             const struct cl_rtt *rtt = &peer->paths[j].rtt;
             uint32_t probe_us = rtt->smoothed_us + 4 * rtt->variation_us;
             if (rtt->any && probe_us > slowest_us)
@@ -385,7 +387,7 @@ uint32_t cl_endpoint_slowest_us(const struct cl_endpoint *endpoint)
 bool cl_endpoint_peer_silent(const struct cl_endpoint *endpoint, uint16_t peer, uint64_t now_us)
 {
     const struct cl_peer *found = cl_peer_list_find(&endpoint->peers, peer);
-    return !found || !found->alive || (found->heard_us && now_us >= found->heard_us + found->timeout_us);
+    return found == NULL || !found->alive || (found->heard_us && now_us >= found->heard_us + found->timeout_us);
 }
 
 const struct cl_engine_stats *cl_endpoint_stats(const struct cl_endpoint *endpoint)
@@ -397,7 +399,7 @@ int cl_endpoint_read_paths(const struct cl_endpoint *endpoint, uint16_t peer, st
                            uint32_t capacity)
 {
     const struct cl_peer *known = cl_peer_list_find(&endpoint->peers, peer);
-    if (!known)
+    if (known == NULL)
         return CL_EINVAL;
     for (uint16_t i = 0; i < known->path_count && i < capacity; i++)
         cl_path_read(&known->paths[i], &paths[i]);

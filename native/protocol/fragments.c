@@ -34,7 +34,7 @@ static struct cl_whole *find(struct cl_fragments *fragments, uint64_t number, ui
     }
     if (whole->capacity < length) {
         uint8_t *bytes = realloc(whole->bytes, length);
-        if (!bytes)
+        if (bytes == NULL)
             return NULL;
         whole->bytes = bytes;
         whole->capacity = length;
@@ -51,7 +51,7 @@ const struct cl_whole *cl_fragments_put(struct cl_fragments *fragments, uint64_t
                                         struct cl_range place, const uint8_t *bytes, bool marked)
 {
     struct cl_whole *whole = find(fragments, number, length);
-    if (!whole || !cl_ranges_add(&whole->came, place.start, place.end))
+    if (whole == NULL || !cl_ranges_add(&whole->came, place.start, place.end))
         return NULL;
     memcpy(whole->bytes + place.start, bytes, place.end - place.start);
     whole->marked = whole->marked || marked;

@@ -17,7 +17,7 @@ static struct cl_history_group *look(const struct cl_history *history, uint32_t 
 static struct cl_history_group *find(struct cl_history *history, uint32_t group)
 {
     struct cl_history_group *found = look(history, group);
-    if (found)
+    if (found != NULL)
         history->recent = (uint32_t)(found - history->groups);
     return found;
 }
@@ -25,7 +25,7 @@ static struct cl_history_group *find(struct cl_history *history, uint32_t group)
 static struct cl_history_group *find_or_add(struct cl_history *history, uint32_t group)
 {
     struct cl_history_group *found = find(history, group);
-    if (found)
+    if (found != NULL)
         return found;
     if (!cl_array_reserve(&history->groups, history->count, &history->capacity, sizeof *history->groups))
         return NULL;
@@ -61,7 +61,7 @@ static void close_gaps(const struct cl_signatures *in_flight, struct cl_history_
 static void forget(const struct cl_history *history, struct cl_history_group *group)
 {
     uint64_t end = group->finished.list[group->finished.count - CL_HISTORY_RANGES / 4 * 3].start, floor = end;
-    if (history->in_flight) {
+    if (history->in_flight != NULL) {
         uint64_t oldest = key(cl_signatures_oldest(history->in_flight, group->group), 0);
         floor = oldest < floor ? oldest : floor;
     }
@@ -76,7 +76,7 @@ static void forget(const struct cl_history *history, struct cl_history_group *gr
 static bool add(struct cl_history *history, uint32_t group, uint64_t start, uint64_t end)
 {
     struct cl_history_group *found = find_or_add(history, group);
-    if (!found)
+    if (found == NULL)
         return false;
     struct cl_ranges *finished = &found->finished;
     /* a quarter at once: moving the rest then costs little per range */
@@ -102,27 +102,27 @@ bool cl_history_contains(struct cl_history *history, const struct cl_message_id 
 {
     const struct cl_history_group *found = find(history, id->group);
     if (id->group & CL_GROUP_P2P)
-        return found && (int32_t)(id->index - cl_tags_messages(&found->posted, id->sequence)) < 0;
+        return found != NULL && (int32_t)(id->index - cl_tags_messages(&found->posted, id->sequence)) < 0;
     uint64_t value = key(id->sequence, id->index);
-    return found && (value < found->floor || cl_ranges_contains(&found->finished, value));
+    return found != NULL && (value < found->floor || cl_ranges_contains(&found->finished, value));
 }
 
 bool cl_history_add_posted(struct cl_history *history, const struct cl_message_id *id)
 {
     struct cl_history_group *found = find_or_add(history, id->group);
-    return found && cl_tags_add(&found->posted, id->sequence, 1);
+    return found != NULL && cl_tags_add(&found->posted, id->sequence, 1);
 }
 
 uint32_t cl_history_next_index(const struct cl_history *history, uint32_t group, uint32_t tag)
 {
     const struct cl_history_group *found = look(history, group);
-    return found ? cl_tags_messages(&found->posted, tag) : 0;
+    return found != NULL ? cl_tags_messages(&found->posted, tag) : 0;
 }
 
 void cl_history_drop_group(struct cl_history *history, uint32_t group)
 {
     struct cl_history_group *found = find(history, group);
-    if (!found)
+    if (found == NULL)
         return;
     cl_ranges_free(&found->finished);
     cl_tags_free(&found->posted);

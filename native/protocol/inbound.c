@@ -21,23 +21,23 @@ static enum answer keep(struct cl_endpoint *endpoint, struct cl_peer *peer, stru
                         const struct cl_message_id *id, const struct cl_packet *packet, const uint8_t *payload,
                         uint64_t now_us)
 {
-    if (!receive) {
+    if (receive == NULL) {
         receive = cl_table_add_receive(&endpoint->table, peer->id, id);
-        if (receive && id->group & CL_GROUP_P2P)
+        if (receive != NULL && id->group & CL_GROUP_P2P)
             cl_announcements_add(&endpoint->announcements, receive);
-        else if (receive && !cl_index_add(&endpoint->unposted, &receive->message.operation,
-                                          cl_index_operation(id->group, id->sequence))) {
+        else if (receive != NULL && !cl_index_add(&endpoint->unposted, &receive->message.operation,
+                                                  cl_index_operation(id->group, id->sequence))) {
             cl_messages_discard(endpoint, &receive->message);
             receive = NULL;
         }
     }
-    if (receive && cl_unexpected_put(&endpoint->unexpected, &receive->unexpected, packet->offset, packet->flags,
-                                     payload, packet->length)) {
+    if (receive != NULL && cl_unexpected_put(&endpoint->unexpected, &receive->unexpected, packet->offset, packet->flags,
+                                             payload, packet->length)) {
         endpoint->stats.packets_unexpected++;
         receive->message.signature = packet->signature;
         return ACCEPT;
     }
-    if (receive && !receive->unexpected.first && !is_next_wanted(endpoint, peer, id))
+    if (receive != NULL && receive->unexpected.first == NULL && !is_next_wanted(endpoint, peer, id))
         cl_messages_discard(endpoint, &receive->message);
     endpoint->stats.packets_unexpected_dropped++;
     peer->refused_us = now_us ? now_us : 1;
@@ -53,7 +53,7 @@ static enum answer on_data(struct cl_endpoint *endpoint, struct cl_peer *peer, c
         return FOREIGN;
     struct cl_message_id id = {packet->group, packet->sequence, packet->index};
     struct cl_receive *receive = cl_table_find_receive(&endpoint->table, peer->id, &id);
-    if (receive && receive->message.posted) {
+    if (receive != NULL && receive->message.posted) {
         if (cl_signatures_differ(receive->message.signature, packet->signature)) {
             cl_endpoint_fail_group(endpoint, packet->group, CL_EMISMATCH, peer->id);
             return REFUSE;
@@ -71,7 +71,7 @@ static enum answer on_data(struct cl_endpoint *endpoint, struct cl_peer *peer, c
         }
     }
     const struct cl_closed_group *closed = cl_closed_groups_find(&endpoint->closed, packet->group & ~CL_GROUP_P2P);
-    if (closed && closed->reason) {
+    if (closed != NULL && closed->reason) {
         cl_peer_list_tell(&endpoint->peers, peer, CL_PACKET_ABORT,
                           cl_control_abort(closed->group, closed->reason, closed->culprit));
         return REFUSE;
@@ -79,7 +79,7 @@ static enum answer on_data(struct cl_endpoint *endpoint, struct cl_peer *peer, c
     /* A closed group counts, too: its receives may have ended without packets, and their STOPs be on their way. */
     if (cl_partial_is_late(endpoint, peer, &id, packet->offset / peer->payload_bytes))
         return REFUSE; /* an acknowledgement would tell the sender that it counts */
-    if (closed || cl_history_contains(&peer->history, &id)) {
+    if (closed != NULL || cl_history_contains(&peer->history, &id)) {
         endpoint->stats.packets_duplicate++;
         return ACCEPT_AT_ONCE;
     }
@@ -95,7 +95,7 @@ static void on_ready(struct cl_endpoint *endpoint, struct cl_peer *peer, const s
 {
     cl_peer_note_ready(peer, packet->group, packet->sequence, now_us);
     uint64_t operation = cl_index_operation(packet->group, packet->sequence);
-    for (struct cl_index_place *place; (place = cl_index_find(&peer->held_operations, operation));) {
+    for (struct cl_index_place *place; (place = cl_index_find(&peer->held_operations, operation)) != NULL;) {
         struct cl_send *send = cl_message_as_send(CL_INDEX_THING(place, struct cl_message, operation));
         cl_peer_unhold(peer, send);
         send->accepted = true; /* there is room: no single packet first, see cl_peer_wary */
@@ -113,7 +113,7 @@ static void on_mismatch(struct cl_endpoint *endpoint, struct cl_peer *peer, cons
 {
     struct cl_message_id id = {packet->group, packet->sequence, packet->index};
     struct cl_send *send = cl_table_find_send(&endpoint->table, peer->id, &id);
-    if (send)
+    if (send != NULL)
         cl_messages_complete(endpoint, &send->message, CL_EMISMATCH);
 }
 
@@ -212,9 +212,9 @@ static bool authentic(struct cl_endpoint *endpoint, const struct cl_peer *peer, 
         counter = &endpoint->stats.packets_foreign;
     else if (!cl_replay_admit(seen, *number))
         counter = &endpoint->stats.packets_replayed;
-    if (counter)
-        ++*counter;
-    return !counter;
+    if (counter != NULL)
+        (*counter)++;
+    return counter == NULL;
 }
 
 void cl_endpoint_receive(struct cl_endpoint *endpoint, const uint8_t *bytes, size_t length, bool marked,
@@ -224,14 +224,14 @@ void cl_endpoint_receive(struct cl_endpoint *endpoint, const uint8_t *bytes, siz
     struct cl_peer *peer = NULL;
     if (cl_packet_decode(&packet, bytes, length))
         peer = cl_peer_list_find(&endpoint->peers, packet.source);
-    if (!peer || packet.epoch != cl_endpoint_epoch(endpoint, peer) || packet.path >= peer->path_count) {
+    if (peer == NULL || packet.epoch != cl_endpoint_epoch(endpoint, peer) || packet.path >= peer->path_count) {
         endpoint->stats.packets_foreign++;
         return;
     }
     struct cl_path *path = &peer->paths[packet.path];
     if (packet.kind == CL_PACKET_FRAGMENT) {
         const struct cl_whole *whole = on_fragment(endpoint, peer, path, &packet, bytes, marked);
-        if (whole && cl_packet_kind(whole->bytes) != CL_PACKET_FRAGMENT)
+        if (whole != NULL && cl_packet_kind(whole->bytes) != CL_PACKET_FRAGMENT)
             cl_endpoint_receive(endpoint, whole->bytes, cl_packet_whole_length(&packet), whole->marked, received_us,
                                 now_us);
         return;

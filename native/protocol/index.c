@@ -9,7 +9,7 @@ static void enter(struct cl_index *index, struct cl_index_place *place)
     struct cl_index_place **bucket = &index->buckets[place->key & (index->bucket_count - 1)];
     place->next = *bucket;
     place->link = bucket;
-    if (place->next)
+    if (place->next != NULL)
         place->next->link = &place->next;
     *bucket = place;
 }
@@ -19,17 +19,17 @@ static bool grow(struct cl_index *index)
     struct cl_index grown = {.bucket_count = index->bucket_count ? 2 * index->bucket_count : BUCKETS_LEAST,
                              .count = index->count};
     grown.buckets = calloc(grown.bucket_count, sizeof(struct cl_index_place *));
-    if (!grown.buckets)
+    if (grown.buckets == NULL)
         return false;
     for (uint32_t i = 0; i < index->bucket_count; i++) {
         struct cl_index_place *places = NULL, *next;
-        for (struct cl_index_place *place = index->buckets[i]; place;
+        for (struct cl_index_place *place = index->buckets[i]; place != NULL;
              place = next) { /* turned round: the oldest first */
             next = place->next;
             place->next = places;
             places = place;
         }
-        for (struct cl_index_place *place = places; place; place = next) {
+        for (struct cl_index_place *place = places; place != NULL; place = next) {
             next = place->next;
             enter(&grown, place);
         }
@@ -51,10 +51,10 @@ bool cl_index_add(struct cl_index *index, struct cl_index_place *place, uint64_t
 
 void cl_index_remove(struct cl_index *index, struct cl_index_place *place)
 {
-    if (!place->link)
+    if (place->link == NULL)
         return;
     *place->link = place->next;
-    if (place->next)
+    if (place->next != NULL)
         place->next->link = place->link;
     *place = (struct cl_index_place){0};
     index->count--;
@@ -63,7 +63,7 @@ void cl_index_remove(struct cl_index *index, struct cl_index_place *place)
 struct cl_index_place *cl_index_find(const struct cl_index *index, uint64_t key)
 {
     struct cl_index_place *place = index->bucket_count ? index->buckets[key & (index->bucket_count - 1)] : NULL;
-    while (place && place->key != key)
+    while (place != NULL && place->key != key)
         place = place->next;
     return place;
 }
@@ -71,7 +71,7 @@ struct cl_index_place *cl_index_find(const struct cl_index *index, uint64_t key)
 struct cl_index_place *cl_index_next(const struct cl_index_place *place)
 {
     struct cl_index_place *next = place->next;
-    while (next && next->key != place->key)
+    while (next != NULL && next->key != place->key)
         next = next->next;
     return next;
 }
@@ -81,7 +81,7 @@ uint32_t cl_index_longest(const struct cl_index *index)
     uint32_t longest = 0;
     for (uint32_t i = 0; i < index->bucket_count; i++) {
         uint32_t length = 0;
-        for (const struct cl_index_place *place = index->buckets[i]; place; place = place->next)
+        for (const struct cl_index_place *place = index->buckets[i]; place != NULL; place = place->next)
             length++;
         longest = length > longest ? length : longest;
     }

@@ -56,7 +56,7 @@ void cl_loss_detect(struct cl_loss *loss, struct cl_sent *sent, const struct cl_
     uint64_t wait_us = rtt_us + (rtt_us >> loss->time_shift) + 1, lowest = UINT64_MAX;
     for (uint64_t number = sent->low; number < loss->largest_acked[0] && number < sent->next; number++) {
         const struct cl_sent_packet *packet = cl_sent_find(sent, number);
-        if (!packet)
+        if (packet == NULL)
             continue;
         uint64_t largest = loss->largest_acked[packet->class];
         uint64_t due_us = packet->sent_us + wait_us + (number < largest ? 0 : OVERTAKEN_US);
@@ -75,7 +75,7 @@ void cl_loss_give_up(struct cl_loss *loss, struct cl_sent *sent, cl_loss_fn lost
 {
     loss->deadline_us = UINT64_MAX;
     for (uint64_t number = sent->low; number < sent->next; number++)
-        if (cl_sent_find(sent, number))
+        if (cl_sent_find(sent, number) != NULL)
             declare(loss, sent, number, lost, argument);
 }
 

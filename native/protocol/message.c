@@ -7,13 +7,13 @@ bool cl_message_begin(struct cl_message *message, uint32_t length, uint32_t pack
 {
     uint32_t count = length ? (uint32_t)(((uint64_t)length + packet_bytes - 1) / packet_bytes) : 1;
     uint32_t words = (count + 63) / 64;
-    if (!message->arrived || message->arrived == &message->inline_arrived) {
+    if (message->arrived == NULL || message->arrived == &message->inline_arrived) {
         message->arrived = &message->inline_arrived;
         message->arrived_words = 1;
     }
     if (words > message->arrived_words) {
         uint64_t *arrived = malloc(words * sizeof(*arrived));
-        if (!arrived)
+        if (arrived == NULL)
             return false;
         if (message->arrived != &message->inline_arrived)
             free(message->arrived);
@@ -63,7 +63,7 @@ bool cl_send_stop(struct cl_send *send)
     uint32_t words = (send->message.packet_count + 63) / 64;
     if (words > send->counted_words) {
         uint64_t *counted = realloc(send->counted, words * sizeof(*counted));
-        if (!counted)
+        if (counted == NULL)
             return false;
         send->counted = counted;
         send->counted_words = words;

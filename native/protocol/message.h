@@ -106,13 +106,13 @@ struct cl_receive {
 /* NULL: the message is a receive, or is NULL. */
 static inline struct cl_send *cl_message_as_send(struct cl_message *message)
 {
-    return message && message->side == CL_MESSAGE_SEND ? (struct cl_send *)message : NULL;
+    return message != NULL && message->side == CL_MESSAGE_SEND ? (struct cl_send *)message : NULL;
 }
 
 /* NULL: the message is a send, or is NULL. */
 static inline struct cl_receive *cl_message_as_receive(struct cl_message *message)
 {
-    return message && message->side == CL_MESSAGE_RECEIVE ? (struct cl_receive *)message : NULL;
+    return message != NULL && message->side == CL_MESSAGE_RECEIVE ? (struct cl_receive *)message : NULL;
 }
 
 /* Makes the message `length` bytes long, with no packet arrived. False when there is no memory. */
@@ -144,9 +144,9 @@ static inline void cl_message_list_insert(struct cl_message_list *list, struct c
                                           struct cl_message *message)
 {
     message->previous = before;
-    message->next = before ? before->next : list->first;
-    *(before ? &before->next : &list->first) = message;
-    *(message->next ? &message->next->previous : &list->last) = message;
+    message->next = before != NULL ? before->next : list->first;
+    *(before != NULL ? &before->next : &list->first) = message;
+    *(message->next != NULL ? &message->next->previous : &list->last) = message;
 }
 
 static inline void cl_message_list_append(struct cl_message_list *list, struct cl_message *message)
@@ -156,8 +156,8 @@ static inline void cl_message_list_append(struct cl_message_list *list, struct c
 
 static inline void cl_message_list_remove(struct cl_message_list *list, struct cl_message *message)
 {
-    *(message->previous ? &message->previous->next : &list->first) = message->next;
-    *(message->next ? &message->next->previous : &list->last) = message->previous;
+    *(message->previous != NULL ? &message->previous->next : &list->first) = message->next;
+    *(message->next != NULL ? &message->next->previous : &list->last) = message->previous;
     message->previous = message->next = NULL;
 }
 

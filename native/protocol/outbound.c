@@ -203,7 +203,7 @@ static size_t send_probe(struct cl_endpoint *endpoint, struct cl_peer *peer, str
     static const struct cl_control NOTHING = {0};
     for (uint64_t number = path->sent.low; number < path->sent.next; number++) {
         const struct cl_sent_packet *oldest = cl_sent_find(&path->sent, number);
-        if (!oldest || oldest->kind == CL_PACKET_PING)
+        if (oldest == NULL || oldest->kind == CL_PACKET_PING)
             continue;
         if (oldest->kind != CL_PACKET_DATA) {
             struct cl_control control = oldest->control;
@@ -277,7 +277,7 @@ static size_t send_before_data(struct cl_endpoint *endpoint, struct cl_peer *pee
     }
     struct cl_path *fastest = cl_spray_fastest(peer->paths, peer->path_count);
     struct cl_control_entry entry;
-    while (fastest && count < capacity && cl_controls_pop(&peer->controls, &entry))
+    while (fastest != NULL && count < capacity && cl_controls_pop(&peer->controls, &entry))
         count += send_control(endpoint, peer, fastest, entry.kind, &entry.control, now_us, &out[count]);
     cl_endpoint_arm(endpoint, peer, cl_peer_deadline_us(peer));
     return count;
@@ -287,7 +287,7 @@ static size_t send_all_before_data(struct cl_endpoint *endpoint, uint64_t now_us
                                    size_t capacity)
 {
     size_t count = 0;
-    while (endpoint->peers.urgent_first && count < capacity) {
+    while (endpoint->peers.urgent_first != NULL && count < capacity) {
         struct cl_peer *peer = endpoint->peers.urgent_first;
         count += send_before_data(endpoint, peer, now_us, out + count, capacity - count);
         if (count == capacity)
@@ -330,7 +330,7 @@ static struct cl_send *balance(struct cl_endpoint *endpoint, struct cl_send *sen
         if (turn_of(endpoint, peer, nic) >= least || must_wait(peer, other))
             continue;
         struct cl_path *open = cl_spray_through(peer->paths, peer->path_count, nic, wanted, now_us);
-        if (!open)
+        if (open == NULL)
             continue;
         least = turn_of(endpoint, peer, nic);
         lagging = other;
@@ -362,7 +362,7 @@ static size_t send_next(struct cl_endpoint *endpoint, struct cl_send *send, uint
     bool same = !cl_queue_turn_begins(&endpoint->queue) && cl_spray_may(path, &wanted, now_us);
     if (!same)
         path = cl_spray_pick(peer->paths, peer->path_count, &wanted, now_us, &ready_us, &egress_ready_us);
-    if (!path) {
+    if (path == NULL) {
         cl_queue_block(&endpoint->queue, &peer->node, send->priority);
         peer->pacer_us = ready_us;
         cl_endpoint_arm(endpoint, peer, ready_us);
@@ -424,7 +424,7 @@ void cl_endpoint_release_port(struct cl_endpoint *endpoint, uint32_t port)
     cl_outbox_release(&endpoint->outbox, port);
     for (uint32_t i = 0; i < endpoint->peers.length; i++) {
         struct cl_peer *peer = endpoint->peers.list[i];
-        for (uint16_t j = 0; peer && j < peer->path_count; j++)
+        for (uint16_t j = 0; peer != NULL && j < peer->path_count; j++)
             if (peer->paths[j].port == &endpoint->outbox.ports[port]) {
                 cl_queue_unblock(&endpoint->queue, &peer->node);
                 cl_peer_list_urge(&endpoint->peers, peer);
@@ -450,9 +450,9 @@ static bool is_wanted(struct cl_endpoint *endpoint, const struct cl_datagram *da
     if (packet.kind == CL_PACKET_ACK)
         return true;
     uint64_t number = cl_packet_number(path->sent.next, packet.number);
-    if (!cl_sent_find(&path->sent, number))
+    if (cl_sent_find(&path->sent, number) == NULL)
         return false;
-    if (!datagram->message || datagram->message->generation == datagram->generation)
+    if (datagram->message == NULL || datagram->message->generation == datagram->generation)
         return true;
     cl_sent_remove(&path->sent, number);
     return false;
@@ -463,7 +463,7 @@ static size_t send_refused(struct cl_endpoint *endpoint, struct cl_datagram *out
 {
     size_t count = 0;
     const struct cl_datagram *next;
-    while (count < capacity && (next = cl_outbox_take(&endpoint->outbox, count ? capacity - count : SIZE_MAX)))
+    while (count < capacity && (next = cl_outbox_take(&endpoint->outbox, count ? capacity - count : SIZE_MAX)) != NULL)
         if (is_wanted(endpoint, next))
             out[count++] = *next;
     return count;
@@ -481,7 +481,7 @@ size_t cl_endpoint_send(struct cl_endpoint *endpoint, uint64_t now_us, struct cl
     count += send_all_before_data(endpoint, now_us, out + count, capacity - count);
     while (count < capacity) {
         struct cl_send *send = cl_queue_next(&endpoint->queue);
-        if (!send)
+        if (send == NULL)
             break;
         /* mostly the interface is busy: this saves asking every peer in turn */
         uint64_t ready_us = cl_nics_ready_us(&endpoint->nics, cl_queue_first_class(&endpoint->queue), now_us);

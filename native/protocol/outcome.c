@@ -43,10 +43,10 @@ static void on_acked(void *argument, const struct cl_sent_packet *packet)
     struct cl_peer *peer = outcome->peer;
     on_control_acked(peer, packet);
     struct cl_send *send = send_of(packet);
-    if (!send)
+    if (send == NULL)
         return;
     send->packets_in_flight--;
-    if (send->probing && peer->held.first) {
+    if (send->probing && peer->held.first != NULL) {
         /* the receiver has room again: try the next held message at once */
         peer->held_us = outcome->now_us;
         peer->held_wait_us = CL_PEER_HELD_MIN_US;
@@ -61,7 +61,7 @@ static void on_late(void *argument, const struct cl_sent_packet *packet)
     outcome->endpoint->stats.packets_spurious++;
     on_control_acked(outcome->peer, packet);
     struct cl_send *send = send_of(packet);
-    if (send)
+    if (send != NULL)
         on_done(outcome->endpoint, send, packet->data.packet);
 }
 
@@ -72,7 +72,7 @@ static void on_refused(void *argument, const struct cl_sent_packet *packet)
     if (packet->kind == CL_PACKET_PROBE)
         cl_partial_on_probe_refused(endpoint, outcome->peer, &packet->control);
     struct cl_send *send = send_of(packet);
-    if (!send)
+    if (send == NULL)
         return;
     send->packets_in_flight--;
     send->probing = false;
@@ -99,7 +99,7 @@ static void on_lost(void *argument, const struct cl_sent_packet *packet)
     struct cl_outcome *outcome = argument;
     outcome->endpoint->stats.packets_lost++;
     struct cl_send *send = send_of(packet);
-    if (send) {
+    if (send != NULL) {
         send->packets_in_flight--;
         if (cl_partial_give_up(outcome->endpoint, send, packet->data.packet)) {
             cl_messages_requeue(outcome->endpoint, send, false); /* as in on_done */

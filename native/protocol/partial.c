@@ -18,7 +18,7 @@ static bool is_protected(const struct cl_send *send, uint32_t packet)
     const struct cl_send_partial *partial = &send->partial;
     if (packet < partial->protect_first || packet >= send->message.packet_count - partial->protect_last)
         return true;
-    if (!partial->protect)
+    if (partial->protect == NULL)
         return false;
     uint64_t start = packet * partial->packet_values, end = start + partial->packet_values;
     end = end < partial->values ? end : partial->values;
@@ -40,7 +40,7 @@ void cl_partial_begin_send(struct cl_send *send, const struct cl_qos *qos)
     uint32_t most = send->message.packet_count;
     send->message.loss_budget = budget;
     send->partial = (struct cl_send_partial){
-        .guarded = qos->protect || qos->protect_first || qos->protect_last,
+        .guarded = qos->protect != NULL || qos->protect_first || qos->protect_last,
         .protect_first = qos->protect_first < most ? qos->protect_first : most,
         .protect_last = qos->protect_last < most ? qos->protect_last : most,
         .protect = qos->protect,
@@ -107,7 +107,7 @@ void cl_partial_on_probe_refused(struct cl_endpoint *endpoint, struct cl_peer *p
 {
     struct cl_message_id id = cl_control_id(probe);
     struct cl_send *send = cl_table_find_send(&endpoint->table, peer->id, &id);
-    if (!send || send->partial.stopped)
+    if (send == NULL || send->partial.stopped)
         return;
     send->partial.has_run_out = false;
     if (send->message
@@ -130,7 +130,7 @@ bool cl_partial_on_stop(struct cl_endpoint *endpoint, struct cl_peer *peer, cons
 {
     struct cl_message_id id = {packet->group, packet->sequence, packet->index};
     struct cl_send *send = cl_table_find_send(&endpoint->table, peer->id, &id);
-    if (!send)
+    if (send == NULL)
         return true; /* the message has ended here, too */
     uint32_t first = cl_control_read(packet).first_packet, part = cl_stop_part(peer->payload_bytes);
     if (!send->message.loss_budget || first % part || first >= send->message.packet_count ||
@@ -248,7 +248,7 @@ void cl_partial_begin_receive(struct cl_endpoint *endpoint, struct cl_receive *r
     }
     if (!receive->message.loss_budget)
         return;
-    partial->guarded = qos->protect || qos->protect_first || qos->protect_last;
+    partial->guarded = qos->protect != NULL || qos->protect_first || qos->protect_last;
     partial->wary = wary;
     partial->arrived_us = now_us;
     partial->deadline_us = qos->deadline_us ? now_us + qos->deadline_us : UINT64_MAX;
@@ -273,8 +273,8 @@ void cl_partial_on_packet(struct cl_endpoint *endpoint, struct cl_receive *recei
 bool cl_partial_is_late(struct cl_endpoint *endpoint, struct cl_peer *peer, const struct cl_message_id *id,
                         uint32_t packet)
 {
-    const struct cl_stop *stop = peer->stops.first ? cl_stops_find(&peer->stops, id) : NULL;
-    if (!stop)
+    const struct cl_stop *stop = peer->stops.first != NULL ? cl_stops_find(&peer->stops, id) : NULL;
+    if (stop == NULL)
         return false;
     if (!cl_stop_counts(stop, packet)) {
         endpoint->stats.packets_late++;
@@ -290,12 +290,12 @@ static enum cl_probed on_probe_of_none(struct cl_endpoint *endpoint, struct cl_p
                                        const struct cl_message_id *id)
 {
     const struct cl_closed_group *closed = cl_closed_groups_find(&endpoint->closed, id->group);
-    if (closed && closed->reason)
+    if (closed != NULL && closed->reason)
         cl_peer_list_tell(&endpoint->peers, peer, CL_PACKET_ABORT,
                           cl_control_abort(closed->group, closed->reason, closed->culprit));
-    else if (!closed && !cl_history_contains(&peer->history, id))
+    else if (closed == NULL && !cl_history_contains(&peer->history, id))
         return CL_PROBED_NOTHING;
-    else if (!cl_stops_find(&peer->stops, id))
+    else if (cl_stops_find(&peer->stops, id) == NULL)
         tell_stop(endpoint, peer, id, 0); /* the message was complete before the PROBE came */
     return CL_PROBED;
 }
@@ -307,7 +307,7 @@ enum cl_probed cl_partial_on_probe(struct cl_endpoint *endpoint, struct cl_peer 
         return CL_PROBED_MALFORMED;
     struct cl_message_id id = {packet->group, packet->sequence, packet->index};
     struct cl_receive *receive = cl_table_find_receive(&endpoint->table, peer->id, &id);
-    if (!receive)
+    if (receive == NULL)
         return on_probe_of_none(endpoint, peer, &id);
     struct cl_receive_partial *partial = &receive->partial;
     partial->protected_count = cl_load_u32(payload);
@@ -330,7 +330,7 @@ void cl_partial_complete(struct cl_endpoint *endpoint, const struct cl_receive *
 static bool stop(struct cl_endpoint *endpoint, struct cl_peer *peer, struct cl_receive *receive)
 {
     uint32_t part = cl_stop_part(peer->payload_bytes);
-    if (!cl_stops_add(&peer->stops, &receive->message, part))
+    if (cl_stops_add(&peer->stops, &receive->message, part) == NULL)
         return false;
     for (uint32_t first = 0; first < receive->message.packet_count; first += part)
         tell_stop(endpoint, peer, &receive->message.id, first);
@@ -344,7 +344,7 @@ static bool stop(struct cl_endpoint *endpoint, struct cl_peer *peer, struct cl_r
 void cl_partial_service(struct cl_endpoint *endpoint, struct cl_peer *peer, uint64_t now_us)
 {
     uint64_t next_us = UINT64_MAX;
-    for (struct cl_message *message = peer->ending.first, *next; message; message = next) {
+    for (struct cl_message *message = peer->ending.first, *next; message != NULL; message = next) {
         next = message->next;
         struct cl_receive *receive = cl_message_as_receive(message);
         uint64_t when_us = ends_us(peer, receive);
@@ -366,7 +366,7 @@ int cl_partial_write(const struct cl_endpoint *endpoint, const struct cl_peer *p
     struct cl_message_id id = cl_control_id(control);
     if (kind == CL_PACKET_STOP) {
         const struct cl_stop *record = cl_stops_find(&peer->stops, &id);
-        if (!record)
+        if (record == NULL)
             return 0;
         cl_stop_write(record, control->first_packet, payload);
         return (int)cl_stop_bytes(record->packet_count, record->part, control->first_packet);
@@ -374,7 +374,7 @@ int cl_partial_write(const struct cl_endpoint *endpoint, const struct cl_peer *p
     if (kind != CL_PACKET_PROBE)
         return 0;
     const struct cl_send *send = cl_table_find_send(&endpoint->table, peer->id, &id);
-    if (!send || !send->partial.has_run_out)
+    if (send == NULL || !send->partial.has_run_out)
         return -1;
     cl_store_u32(payload, send->partial.protected_count);
     cl_store_u32(payload + 4, send->message.loss_budget);

@@ -46,7 +46,7 @@ static void take(struct cl_path *path, const struct cl_range *range, cl_loss_fn 
     uint64_t number = range->start > path->sent.low ? range->start : path->sent.low;
     for (; number < range->end; number++) {
         const struct cl_sent_packet *found = cl_sent_find(&path->sent, number);
-        if (!found)
+        if (found == NULL)
             continue;
         struct cl_sent_packet packet = *found;
         cl_sent_remove(&path->sent, number);
@@ -113,7 +113,7 @@ static const struct cl_sent_packet *find_overtaken(const struct cl_sent *sent, s
     for (uint32_t i = 0; i < frame->came_count && frame->came[i].end > sent->low; i++)
         for (uint64_t number = frame->came[i].end; number-- > frame->came[i].start && number >= sent->low;) {
             const struct cl_sent_packet *packet = cl_sent_find(sent, number);
-            if (!packet)
+            if (packet == NULL)
                 continue;
             frame->clock_us += frame->host_delay_us;
             frame->host_delay_us = 0;
@@ -134,10 +134,10 @@ bool cl_path_on_ack(struct cl_path *path, const struct cl_packet *packet, const 
                                     .port_rate = frame.port_rate,
                                     .port_senders = frame.port_senders};
     const struct cl_sent_packet *timed = cl_sent_find(&path->sent, frame.largest);
-    bool overtaken = !timed && cl_congestion_nic_is_mixed(&path->nic->congestion, now_us);
+    bool overtaken = timed == NULL && cl_congestion_nic_is_mixed(&path->nic->congestion, now_us);
     if (overtaken)
         timed = find_overtaken(&path->sent, &frame);
-    if (timed) {
+    if (timed != NULL) {
         cl_rtt_update(&path->rtt, timed->sent_us, received_us, frame.clock_us, frame.host_delay_us);
         ack.timing = (struct cl_congestion_timing){.known = true,
                                                    .class = timed->class,

@@ -5,7 +5,7 @@
 struct cl_peer *cl_peer_create(uint16_t id, uint16_t path_count, struct cl_nic *const *nics, uint32_t datagram_bytes)
 {
     struct cl_peer *peer = calloc(1, sizeof(*peer) + path_count * sizeof(struct cl_path));
-    if (!peer)
+    if (peer == NULL)
         return NULL;
     peer->id = id;
     peer->path_count = path_count;
@@ -65,7 +65,7 @@ void cl_peer_revive(struct cl_peer *peer, uint32_t incarnation, uint32_t datagra
 
 void cl_peer_hold(struct cl_peer *peer, struct cl_send *send, uint64_t now_us)
 {
-    if (!peer->held.first) {
+    if (peer->held.first == NULL) {
         peer->held_wait_us = CL_PEER_HELD_MIN_US;
         peer->held_us = now_us + peer->held_wait_us;
     }
@@ -100,13 +100,13 @@ void cl_peer_note_ready(struct cl_peer *peer, uint32_t group, uint32_t sequence,
 
 bool cl_peer_wary(const struct cl_peer *peer, const struct cl_send *send)
 {
-    return !send->accepted && (send->probing || peer->held.first);
+    return !send->accepted && (send->probing || peer->held.first != NULL);
 }
 
 bool cl_peer_delivers_elsewhere(const struct cl_peer *peer, const struct cl_path *path)
 {
     const struct cl_sent_packet *oldest = cl_sent_find(&path->sent, path->sent.low);
-    if (!oldest)
+    if (oldest == NULL)
         return false;
     for (uint16_t i = 0; i < peer->path_count; i++)
         if (&peer->paths[i] != path && !peer->paths[i].dead && peer->paths[i].delivered_us > oldest->sent_us)
@@ -135,7 +135,7 @@ uint64_t cl_peer_deadline_us(const struct cl_peer *peer)
     if (!peer->alive)
         return UINT64_MAX;
     uint64_t deadline_us = earlier(earlier(peer->next_ping_us, peer->pacer_us), peer->ending_us);
-    if (peer->held.first)
+    if (peer->held.first != NULL)
         deadline_us = earlier(deadline_us, peer->held_us);
     if (peer->outstanding)
         deadline_us = earlier(deadline_us, cl_peer_lost_us(peer));

@@ -9,7 +9,7 @@ bool cl_peer_list_reserve(struct cl_peer_list *peers, uint16_t id)
         return true;
     uint32_t length = (uint32_t)id + 1;
     struct cl_peer **list = realloc(peers->list, length * sizeof(struct cl_peer *));
-    if (!list)
+    if (list == NULL)
         return false;
     memset(list + peers->length, 0, (length - peers->length) * sizeof(struct cl_peer *));
     peers->list = list;
@@ -26,7 +26,7 @@ void cl_peer_list_add(struct cl_peer_list *peers, struct cl_peer *peer)
 void cl_peer_list_free(struct cl_peer_list *peers)
 {
     for (uint32_t i = 0; i < peers->length; i++)
-        if (peers->list[i])
+        if (peers->list[i] != NULL)
             cl_peer_destroy(peers->list[i]);
     free(peers->list);
     *peers = (struct cl_peer_list){0};
@@ -38,7 +38,7 @@ void cl_peer_list_urge(struct cl_peer_list *peers, struct cl_peer *peer)
         return;
     peer->urgent = true;
     peer->urgent_next = NULL;
-    *(peers->urgent_last ? &peers->urgent_last->urgent_next : &peers->urgent_first) = peer;
+    *(peers->urgent_last != NULL ? &peers->urgent_last->urgent_next : &peers->urgent_first) = peer;
     peers->urgent_last = peer;
 }
 
@@ -46,7 +46,7 @@ void cl_peer_list_calm(struct cl_peer_list *peers)
 {
     struct cl_peer *peer = peers->urgent_first;
     peers->urgent_first = peer->urgent_next;
-    if (!peers->urgent_first)
+    if (peers->urgent_first == NULL)
         peers->urgent_last = NULL;
     peer->urgent = false;
 }

@@ -23,7 +23,7 @@ static enum cl_placed place(struct cl_endpoint *endpoint, struct cl_receive *rec
         endpoint->lacking = peer->lacking;
     endpoint->stats.payload_bytes_received += length;
     const struct cl_sink *sink = &receive->sink;
-    if (length && sink->deliver)
+    if (length && sink->deliver != NULL)
         sink->deliver(sink->target, start, payload, length, sink->argument);
     else if (length)
         memcpy(sink->target + start, payload, length);
@@ -54,7 +54,7 @@ bool cl_placement_replay(struct cl_endpoint *endpoint, struct cl_receive *receiv
     receive->unexpected = (struct cl_unexpected_chain){0};
     uint32_t generation = receive->message.generation;
     struct cl_unexpected_packet *packet;
-    while (receive->message.generation == generation && (packet = cl_unexpected_take(&chain))) {
+    while (receive->message.generation == generation && (packet = cl_unexpected_take(&chain)) != NULL) {
         cl_placement_put(endpoint, receive, packet->flags, packet->offset, packet->payload, packet->length, now_us);
         cl_unexpected_release(&endpoint->unexpected, packet);
     }

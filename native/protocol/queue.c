@@ -10,7 +10,7 @@ static void enter(struct cl_queue *queue, struct cl_queue_node *node, int class)
 {
     struct cl_queue_class *own = &node->classes[class];
     struct cl_queue_node *turn = queue->turn[class];
-    if (!turn) {
+    if (turn == NULL) {
         own->previous = own->next = node;
         queue->turn[class] = node;
         queue->classes = (uint8_t)(queue->classes | 1u << class);
@@ -42,9 +42,9 @@ static void leave(struct cl_queue *queue, struct cl_queue_node *node, int class)
 void cl_queue_push(struct cl_queue *queue, struct cl_queue_node *node, struct cl_send *send, bool first)
 {
     struct cl_message_list *sends = &node->classes[send->priority].sends;
-    bool was_empty = !sends->first;
+    bool was_empty = sends->first == NULL;
     struct cl_message *before = first ? NULL : sends->last;
-    while (before && cl_message_as_send(before)->order > send->order)
+    while (before != NULL && cl_message_as_send(before)->order > send->order)
         before = before->previous;
     send->queued = true;
     cl_message_list_insert(sends, before, &send->message);
@@ -57,7 +57,7 @@ void cl_queue_remove(struct cl_queue *queue, struct cl_queue_node *node, struct 
     struct cl_message_list *sends = &node->classes[send->priority].sends;
     cl_message_list_remove(sends, &send->message);
     send->queued = false;
-    if (!sends->first && !(node->blocked >> send->priority & 1))
+    if (sends->first == NULL && !(node->blocked >> send->priority & 1))
         leave(queue, node, send->priority);
 }
 
@@ -81,7 +81,7 @@ void cl_queue_sent(struct cl_queue *queue, struct cl_queue_node *node, const str
 void cl_queue_block(struct cl_queue *queue, struct cl_queue_node *node, uint8_t class)
 {
     for (; class < CL_CLASSES; class ++) {
-        if (node->classes[class].sends.first && !(node->blocked >> class & 1))
+        if (node->classes[class].sends.first != NULL && !(node->blocked >> class & 1))
             leave(queue, node, class);
         node->blocked = (uint8_t)(node->blocked | 1u << class);
     }
@@ -90,7 +90,7 @@ void cl_queue_block(struct cl_queue *queue, struct cl_queue_node *node, uint8_t 
 void cl_queue_unblock(struct cl_queue *queue, struct cl_queue_node *node)
 {
     for (int class = 0; class < CL_CLASSES; class ++)
-        if (node->classes[class].sends.first && node->blocked >> class & 1)
+        if (node->classes[class].sends.first != NULL && node->blocked >> class & 1)
             enter(queue, node, class);
     node->blocked = 0;
 }

@@ -6,7 +6,7 @@
 int cl_endpoint_revive_peer(struct cl_endpoint *endpoint, uint16_t peer, uint32_t incarnation)
 {
     struct cl_peer *found = cl_peer_list_find(&endpoint->peers, peer);
-    if (!found)
+    if (found == NULL)
         return CL_EINVAL;
     if (incarnation <= found->incarnation)
         return CL_OK;
@@ -21,7 +21,7 @@ int cl_endpoint_revive_peer(struct cl_endpoint *endpoint, uint16_t peer, uint32_
 int cl_endpoint_incarnation(const struct cl_endpoint *endpoint, uint16_t peer, uint32_t *incarnation)
 {
     const struct cl_peer *found = cl_peer_list_find(&endpoint->peers, peer);
-    if (!found)
+    if (found == NULL)
         return CL_EINVAL;
     *incarnation = found->incarnation;
     return found->alive ? CL_OK : CL_EPEERLOST;

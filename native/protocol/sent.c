@@ -15,7 +15,7 @@ static bool grow(struct cl_sent *sent)
 {
     uint32_t capacity = sent->capacity ? 2 * sent->capacity : INITIAL_CAPACITY;
     struct cl_sent_packet *ring = calloc(capacity, sizeof(*ring));
-    if (!ring)
+    if (ring == NULL)
         return false;
     for (uint64_t number = sent->low; number < sent->next; number++)
         ring[number & (capacity - 1)] = *slot(sent, number);

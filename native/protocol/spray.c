@@ -79,7 +79,7 @@ struct cl_path *cl_spray_through(struct cl_path *paths, uint32_t count, const st
     for (uint32_t i = 0; i < count; i++) {
         struct cl_path *path = &paths[i];
         if (path->nic == nic && is_usable(path, paths, count) && is_free(path, packet, now_us) &&
-            (!best || arrival_us(path) < arrival_us(best)))
+            (best == NULL || arrival_us(path) < arrival_us(best)))
             best = path;
     }
     return best;
@@ -92,8 +92,8 @@ struct cl_path *cl_spray_fastest(struct cl_path *paths, uint32_t count)
         struct cl_path *path = &paths[i];
         if (cl_path_is_full(path))
             continue;
-        bool usable = is_usable(path, paths, count), best_usable = best && is_usable(best, paths, count);
-        if (!best || (usable && (!best_usable || path->rtt.smoothed_us < best->rtt.smoothed_us)))
+        bool usable = is_usable(path, paths, count), best_usable = best != NULL && is_usable(best, paths, count);
+        if (best == NULL || (usable && (!best_usable || path->rtt.smoothed_us < best->rtt.smoothed_us)))
             best = path;
     }
     return best;

@@ -13,7 +13,7 @@ struct cl_stop *cl_stops_add(struct cl_stops *stops, const struct cl_message *me
     size_t bytes = (message->packet_count + 63) / 64 * sizeof(uint64_t);
     struct cl_stop *stop = calloc(1, sizeof(*stop));
     uint64_t *counted = malloc(bytes);
-    if (!stop || !counted) {
+    if (stop == NULL || counted == NULL) {
         free(stop);
         free(counted);
         return NULL;
@@ -31,7 +31,7 @@ struct cl_stop *cl_stops_add(struct cl_stops *stops, const struct cl_message *me
 struct cl_stop *cl_stops_find(const struct cl_stops *stops, const struct cl_message_id *id)
 {
     struct cl_stop *stop = stops->first;
-    while (stop && !same(&stop->id, id))
+    while (stop != NULL && !same(&stop->id, id))
         stop = stop->next;
     return stop;
 }
@@ -46,10 +46,10 @@ static void free_stop(struct cl_stop *stop)
 void cl_stops_acked(struct cl_stops *stops, const struct cl_message_id *id, uint32_t first)
 {
     struct cl_stop **link = &stops->first;
-    while (*link && !same(&(*link)->id, id))
+    while (*link != NULL && !same(&(*link)->id, id))
         link = &(*link)->next;
     struct cl_stop *stop = *link;
-    if (!stop)
+    if (stop == NULL)
         return;
     uint64_t end = (uint64_t)first + stop->part;
     cl_ranges_add(&stop->known, first, end < stop->packet_count ? end : stop->packet_count);
@@ -61,7 +61,7 @@ void cl_stops_acked(struct cl_stops *stops, const struct cl_message_id *id, uint
 
 void cl_stops_free(struct cl_stops *stops)
 {
-    while (stops->first) {
+    while (stops->first != NULL) {
         struct cl_stop *stop = stops->first;
         stops->first = stop->next;
         free_stop(stop);

@@ -20,11 +20,11 @@ static bool same(const struct cl_message *message, enum cl_message_side side, ui
 static bool refill(struct cl_table_pool *pool, size_t bytes)
 {
     void **blocks = realloc(pool->blocks, (pool->block_count + 1) * sizeof(void *));
-    if (!blocks)
+    if (blocks == NULL)
         return false;
     pool->blocks = blocks;
     uint8_t *block = calloc(CL_TABLE_BLOCK, bytes);
-    if (!block)
+    if (block == NULL)
         return false;
     blocks[pool->block_count++] = block;
     for (size_t i = 0; i < CL_TABLE_BLOCK; i++) {
@@ -39,9 +39,9 @@ static struct cl_message *find(const struct cl_table *table, enum cl_message_sid
                                const struct cl_message_id *id)
 {
     struct cl_index_place *place = cl_index_find(&table->names, key(side, peer, id));
-    while (place && !same(CL_INDEX_THING(place, struct cl_message, name), side, peer, id))
+    while (place != NULL && !same(CL_INDEX_THING(place, struct cl_message, name), side, peer, id))
         place = cl_index_next(place);
-    return place ? CL_INDEX_THING(place, struct cl_message, name) : NULL;
+    return place != NULL ? CL_INDEX_THING(place, struct cl_message, name) : NULL;
 }
 
 struct cl_send *cl_table_find_send(const struct cl_table *table, uint16_t peer, const struct cl_message_id *id)
@@ -59,7 +59,7 @@ struct cl_receive *cl_table_find_receive(const struct cl_table *table, uint16_t 
 static struct cl_message *add(struct cl_table *table, struct cl_table_pool *pool, size_t bytes,
                               enum cl_message_side side, uint16_t peer, const struct cl_message_id *id)
 {
-    if (!pool->free && !refill(pool, bytes))
+    if (pool->free == NULL && !refill(pool, bytes))
         return NULL;
     struct cl_message *message = pool->free, *next = message->next;
     if (!cl_index_add(&table->names, &message->name, key(side, peer, id)))
@@ -78,7 +78,7 @@ static struct cl_message *add(struct cl_table *table, struct cl_table_pool *pool
 struct cl_send *cl_table_add_send(struct cl_table *table, uint16_t peer, const struct cl_message_id *id)
 {
     struct cl_send *send = (void *)add(table, &table->sends, sizeof(*send), CL_MESSAGE_SEND, peer, id);
-    if (!send)
+    if (send == NULL)
         return NULL;
     /* also here, memory is kept for the next use */
     *send = (struct cl_send){.message = send->message,
@@ -96,7 +96,7 @@ struct cl_send *cl_table_add_send(struct cl_table *table, uint16_t peer, const s
 struct cl_receive *cl_table_add_receive(struct cl_table *table, uint16_t peer, const struct cl_message_id *id)
 {
     struct cl_receive *receive = (void *)add(table, &table->receives, sizeof(*receive), CL_MESSAGE_RECEIVE, peer, id);
-    if (receive)
+    if (receive != NULL)
         *receive = (struct cl_receive){.message = receive->message};
     return receive;
 }
@@ -117,7 +117,7 @@ void cl_table_recycle(struct cl_table *table, struct cl_message *message)
 void cl_table_each(struct cl_table *table, void (*visit)(struct cl_message *message, void *argument), void *argument)
 {
     for (uint32_t i = 0; i < table->names.bucket_count; i++)
-        for (struct cl_index_place *place = table->names.buckets[i], *next; place; place = next) {
+        for (struct cl_index_place *place = table->names.buckets[i], *next; place != NULL; place = next) {
             next = place->next;
             visit(CL_INDEX_THING(place, struct cl_message, name), argument);
         }

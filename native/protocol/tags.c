@@ -34,7 +34,7 @@ static bool reserve(struct cl_tags *tags, uint32_t capacity)
         return true;
     capacity = capacity < 2 * tags->capacity ? 2 * tags->capacity : capacity;
     struct cl_tag_run *runs = realloc(tags->runs, capacity * sizeof(*runs));
-    if (!runs)
+    if (runs == NULL)
         return false;
     tags->runs = runs;
     tags->capacity = capacity;

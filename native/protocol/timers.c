@@ -8,7 +8,7 @@ bool cl_timers_reserve(struct cl_timers *timers, uint32_t timer_count)
         return true;
     uint32_t capacity = 2 * timer_count + 8;
     struct cl_timer **heap = realloc(timers->heap, capacity * sizeof(struct cl_timer *));
-    if (!heap)
+    if (heap == NULL)
         return false;
     timers->heap = heap;
     timers->capacity = capacity;

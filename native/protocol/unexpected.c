@@ -15,7 +15,7 @@ void cl_unexpected_init(struct cl_unexpected *unexpected, size_t limit_bytes, ui
 
 void cl_unexpected_free(struct cl_unexpected *unexpected)
 {
-    while (unexpected->free) {
+    while (unexpected->free != NULL) {
         struct cl_unexpected_packet *packet = unexpected->free;
         unexpected->free = packet->next;
         free(packet);
@@ -28,9 +28,9 @@ bool cl_unexpected_put(struct cl_unexpected *unexpected, struct cl_unexpected_ch
     if (unexpected->used_bytes + cost(unexpected) > unexpected->limit_bytes)
         return false;
     struct cl_unexpected_packet *packet = unexpected->free;
-    if (packet)
+    if (packet != NULL)
         unexpected->free = packet->next;
-    else if (!(packet = malloc(cost(unexpected))))
+    else if ((packet = malloc(cost(unexpected))) == NULL)
         return false;
     unexpected->used_bytes += cost(unexpected);
     packet->next = NULL;
@@ -38,7 +38,7 @@ bool cl_unexpected_put(struct cl_unexpected *unexpected, struct cl_unexpected_ch
     packet->length = length;
     packet->flags = flags;
     memcpy(packet->payload, payload, length);
-    if (chain->last)
+    if (chain->last != NULL)
         chain->last->next = packet;
     else
         chain->first = packet;
@@ -49,9 +49,9 @@ bool cl_unexpected_put(struct cl_unexpected *unexpected, struct cl_unexpected_ch
 struct cl_unexpected_packet *cl_unexpected_take(struct cl_unexpected_chain *chain)
 {
     struct cl_unexpected_packet *packet = chain->first;
-    if (packet) {
+    if (packet != NULL) {
         chain->first = packet->next;
-        if (!chain->first)
+        if (chain->first == NULL)
             chain->last = NULL;
     }
     return packet;
@@ -67,6 +67,6 @@ void cl_unexpected_release(struct cl_unexpected *unexpected, struct cl_unexpecte
 void cl_unexpected_drop(struct cl_unexpected *unexpected, struct cl_unexpected_chain *chain)
 {
     struct cl_unexpected_packet *packet;
-    while ((packet = cl_unexpected_take(chain)))
+    while ((packet = cl_unexpected_take(chain)) != NULL)
         cl_unexpected_release(unexpected, packet);
 }

@@ -138,7 +138,7 @@ static void service(struct cl_endpoint *endpoint, struct cl_peer *peer, uint64_t
         peer->pacer_us = UINT64_MAX;
         cl_queue_unblock(&endpoint->queue, &peer->node);
     }
-    if (peer->held.first && peer->held_us <= now_us)
+    if (peer->held.first != NULL && peer->held_us <= now_us)
         try_held(endpoint, peer, now_us);
     if (peer->ending_us <= now_us)
         cl_partial_service(endpoint, peer, now_us);
@@ -162,7 +162,7 @@ static void release_interfaces(struct cl_endpoint *endpoint)
 {
     bool waited_for = cl_nics_release(&endpoint->nics);
     for (uint32_t i = 0; waited_for && i < endpoint->peers.length; i++)
-        if (endpoint->peers.list[i]) {
+        if (endpoint->peers.list[i] != NULL) {
             cl_queue_unblock(&endpoint->queue, &endpoint->peers.list[i]->node);
             resume_probes(endpoint, endpoint->peers.list[i]);
         }
@@ -177,10 +177,10 @@ void cl_endpoint_timeout(struct cl_endpoint *endpoint, uint64_t now_us)
     endpoint->awake_us = now_us;
     if (expected_us > 0 && expected_us < now_us && now_us - expected_us > STALL_US)
         for (uint32_t i = 0; i < endpoint->peers.length; i++)
-            if (endpoint->peers.list[i] && endpoint->peers.list[i]->heard_us)
+            if (endpoint->peers.list[i] != NULL && endpoint->peers.list[i]->heard_us)
                 endpoint->peers.list[i]->heard_us = endpoint->peers.list[i]->answered_us = now_us;
     struct cl_timer *timer;
-    while ((timer = cl_timers_pop(&endpoint->timers, now_us))) {
+    while ((timer = cl_timers_pop(&endpoint->timers, now_us)) != NULL) {
         if (timer == &endpoint->nics.timer)
             release_interfaces(endpoint);
         else

@@ -249,7 +249,7 @@ static void look_at_message(struct cl_message *message, void *argument)
 {
     const struct look *look = argument;
     struct cl_send *send = cl_message_as_send(message);
-    if (!send || send->packets_in_flight > 0 || send->queued || send->held || send->partial.stopped)
+    if (send == NULL || send->packets_in_flight > 0 || send->queued || send->held || send->partial.stopped)
         return;
     if (cl_send_sendable(send) || !send->partial.has_run_out)
         sim_world_fail(look->world, "rank %u has forgotten message %u/%u/%u to rank %u: %u of %u packets have arrived",

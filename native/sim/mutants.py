@@ -63,8 +63,8 @@ MUTANTS = (
     Mutant(
         "do not remember finished messages",
         "protocol/inbound.c",
-        "if (closed || cl_history_contains(&peer->history, &id))",
-        "if (closed)",
+        "if (closed != NULL || cl_history_contains(&peer->history, &id))",
+        "if (closed != NULL)",
     ),
     Mutant(
         "end messages that miss more than their loss bound",
@@ -99,8 +99,8 @@ MUTANTS = (
     Mutant(
         "keep an abort to oneself",
         "protocol/ending.c",
-        "if (peer) /* also a lost peer",
-        "if (!peer) /* also a lost peer",
+        "if (peer != NULL) /* or lost",
+        "if (peer == NULL) /* or lost",
     ),
     Mutant(
         "take refused packets for delivered",
@@ -249,8 +249,8 @@ MUTANTS = (
     Mutant(
         "let a receive overtake one from any source",
         "group/mailbox.c",
-        "while (queue && queue->tag != ticket->tag)",
-        "while (queue)",
+        "while (queue != NULL && queue->tag != ticket->tag)",
+        "while (queue != NULL)",
     ),
     Mutant(
         "number the messages of all tags together",
@@ -261,8 +261,8 @@ MUTANTS = (
     Mutant(
         "receive from any source only what finds room",
         "group/mailbox.c",
-        "!queue || !cl_endpoint_want(mailbox->endpoint, mailbox->group, ticket->tag, now_us)",
-        "!queue || !(now_us + 1)",
+        "queue == NULL || !cl_endpoint_want(mailbox->endpoint, mailbox->group, ticket->tag, now_us)",
+        "queue == NULL || !(now_us + 1)",
     ),
     Mutant(
         "exchange messages with the wrong rank",

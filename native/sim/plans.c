@@ -71,7 +71,7 @@ uint64_t sim_plans_payload(const struct sim_plans *plans, const struct sim_shape
             if (steps[i].kind != CL_SEND)
                 continue;
             bytes += steps[i].length;
-            ++*messages;
+            (*messages)++;
         }
     }
     return bytes;

@@ -11,11 +11,11 @@ void check_add(struct check_test *test)
 
 int check_run(void)
 {
-    for (const struct check_test *test = first; test; test = test->next) {
+    for (const struct check_test *test = first; test != NULL; test = test->next) {
         int before = atomic_load(&check_failures);
         test->run();
         printf("%s %s\n", atomic_load(&check_failures) == before ? "ok" : "FAILED", test->name);
         fflush(stdout);
     }
-    return first && atomic_load(&check_failures) == 0 ? 0 : 1;
+    return first != NULL && atomic_load(&check_failures) == 0 ? 0 : 1;
 }

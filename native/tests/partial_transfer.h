@@ -162,7 +162,7 @@ static inline uint32_t exchange(struct network *network, uint32_t count, uint32_
     for (uint32_t i = 0; i < network->host_count; i++)
         for (uint16_t peer = 0; peer < network->host_count; peer++)
             CHECK(peer == i || network->hosts[i].driver.dead ||
-                  !network->hosts[i].endpoint->peers.list[peer]->stops.first); /* nothing is kept */
+                  network->hosts[i].endpoint->peers.list[peer]->stops.first == NULL); /* nothing is kept */
     return missing;
 }
 

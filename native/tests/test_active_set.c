@@ -34,5 +34,5 @@ TEST(test_leave)
     cl_active_set_leave(&active_set, &members[2]);
     cl_active_set_leave(&active_set, &members[0]);
     CHECK_EQ(cl_active_set_count(&active_set, IDLE_US, 5), 0);
-    CHECK(!active_set.first && !active_set.last);
+    CHECK(active_set.first == NULL && active_set.last == NULL);
 }

@@ -14,7 +14,8 @@ enum { ROOM = 1 << 20, SECOND_US = 1000000, GROUP = 9, LENGTH = 300000, CAPTURES
 size_t __sanitizer_get_current_allocated_bytes(void) __attribute__((weak));
 static size_t heap_bytes(void)
 {
-    return __sanitizer_get_current_allocated_bytes ? __sanitizer_get_current_allocated_bytes() : mallinfo2().uordblks;
+    return __sanitizer_get_current_allocated_bytes != NULL ? __sanitizer_get_current_allocated_bytes()
+                                                           : mallinfo2().uordblks;
 }
 
 /* ---- a conversation: hosts 0 and 1 exchange LENGTH bytes; host 2 looks on ---- */
@@ -123,7 +124,7 @@ static void take_image(struct image *image, const struct cl_endpoint *endpoint)
     memcpy(&image->endpoint, endpoint, sizeof(*endpoint));
     memset(&image->endpoint.stats, 0, sizeof(image->endpoint.stats));
     for (uint32_t i = 0; i < endpoint->peers.length; i++)
-        if (endpoint->peers.list[i])
+        if (endpoint->peers.list[i] != NULL)
             memcpy(image->peers[i], endpoint->peers.list[i],
                    sizeof(struct cl_peer) + endpoint->peers.list[i]->path_count * sizeof(struct cl_path));
 }

@@ -8,12 +8,12 @@
 TEST(test_first_reason_stays)
 {
     SCOPED(cl_closed_groups_free) struct cl_closed_groups closed = {0};
-    CHECK(!cl_closed_groups_find(&closed, 5));
+    CHECK(cl_closed_groups_find(&closed, 5) == NULL);
     CHECK(cl_closed_groups_add(&closed, 5, CL_EPEERLOST, 3));
     CHECK(!cl_closed_groups_add(&closed, 5, 0, 3));
     CHECK_EQ(cl_closed_groups_find(&closed, 5)->reason, CL_EPEERLOST);
     CHECK_EQ(cl_closed_groups_find(&closed, 5)->culprit, 3);
-    CHECK(!cl_closed_groups_find(&closed, 6));
+    CHECK(cl_closed_groups_find(&closed, 6) == NULL);
 }
 
 TEST(test_memory_is_limited)
@@ -22,7 +22,7 @@ TEST(test_memory_is_limited)
     for (uint32_t group = 0; group < CL_CLOSED_GROUPS_MAX + 10; group++)
         CHECK(cl_closed_groups_add(&closed, group, 0, 3));
     CHECK_EQ(closed.count, CL_CLOSED_GROUPS_MAX);
-    CHECK(!cl_closed_groups_find(&closed, 9));
+    CHECK(cl_closed_groups_find(&closed, 9) == NULL);
     CHECK(cl_closed_groups_find(&closed, 10) != NULL);
     CHECK(cl_closed_groups_find(&closed, CL_CLOSED_GROUPS_MAX + 9) != NULL);
 }

@@ -43,8 +43,8 @@ static void start(uint32_t count)
 static void acknowledge(uint64_t number)
 {
     struct cl_sent_packet *packet = cl_sent_find(&sent, number);
-    cl_loss_on_acked(&loss, number, packet ? packet->class : 0);
-    if (packet)
+    cl_loss_on_acked(&loss, number, packet != NULL ? packet->class : 0);
+    if (packet != NULL)
         cl_sent_remove(&sent, number);
 }
 
@@ -64,7 +64,7 @@ TEST(test_packet_threshold)
     acknowledge(4);
     detect(500);
     CHECK_EQ(lost_count, 2); /* 0 and 1, not 3 */
-    CHECK(!cl_sent_find(&sent, 1));
+    CHECK(cl_sent_find(&sent, 1) == NULL);
     CHECK(cl_sent_find(&sent, 3) != NULL);
 }
 

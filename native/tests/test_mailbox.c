@@ -121,7 +121,7 @@ static void abandon(struct town *const *abandoned)
         cl_mailbox_free(&town->ranks[i].mailbox);
         free(town->ranks[i].receives);
     }
-    for (struct letter *letter = town->letters, *next; letter; letter = next) {
+    for (struct letter *letter = town->letters, *next; letter != NULL; letter = next) {
         next = letter->next;
         free(letter);
     }
@@ -135,7 +135,7 @@ static void match(struct town *town)
 {
     struct cl_ticket *ticket;
     for (uint32_t i = 0; i < town->size; i++)
-        while ((ticket = cl_mailbox_next(&town->ranks[i].mailbox))) {
+        while ((ticket = cl_mailbox_next(&town->ranks[i].mailbox)) != NULL) {
             post(&town->ranks[i], (struct receive *)(void *)ticket);
             network_wake(town->network, i);
         }

@@ -44,10 +44,10 @@ static int refused_ranges(const struct cl_datagram *datagram)
 static bool loses_others(struct network *network, uint32_t from, const struct cl_datagram *datagram)
 {
     bool *is_sent = network->argument;
-    *is_sent |= datagram->message && datagram->payload_length == LAST_BYTES;
+    *is_sent |= datagram->message != NULL && datagram->payload_length == LAST_BYTES;
     if (from == 1 && *is_sent && refused_ranges(datagram) >= 0)
         left = 0;
-    return from == 0 && datagram->message && datagram->payload_length != LAST_BYTES;
+    return from == 0 && datagram->message != NULL && datagram->payload_length != LAST_BYTES;
 }
 
 /* Once host 1 has refused a packet, no allocation succeeds. */

@@ -13,7 +13,7 @@ static uint32_t acked, refused, lost, late;
 static void count(void *argument, const struct cl_sent_packet *packet)
 {
     (void)packet;
-    ++*(uint32_t *)argument;
+    (*(uint32_t *)argument)++;
 }
 static void on_acked(void *argument, const struct cl_sent_packet *packet)
 {

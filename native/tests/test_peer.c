@@ -28,7 +28,7 @@ TEST(test_held_messages)
     CHECK(peer->held.first == &sends[0].message && peer->held.last == &sends[2].message);
     cl_peer_unhold(peer, &sends[0]);
     cl_peer_unhold(peer, &sends[2]);
-    CHECK(!peer->held.first && !peer->held.last);
+    CHECK(peer->held.first == NULL && peer->held.last == NULL);
     CHECK(!cl_peer_wary(peer, &sends[0]));
     sends[0].probing = true;
     CHECK(cl_peer_wary(peer, &sends[0]));

@@ -29,7 +29,7 @@ static int send_one(void)
 TEST(test_fifo_and_front)
 {
     start();
-    CHECK(!cl_queue_next(&queue));
+    CHECK(cl_queue_next(&queue) == NULL);
     cl_queue_push(&queue, &nodes[0], &sends[0][0], false);
     cl_queue_push(&queue, &nodes[0], &sends[0][1], false);
     cl_queue_push(&queue, &nodes[0], &sends[0][2], true);
@@ -38,7 +38,7 @@ TEST(test_fifo_and_front)
     CHECK(cl_queue_next(&queue) == &sends[0][0]);
     cl_queue_remove(&queue, &nodes[0], &sends[0][1]); /* from the end */
     cl_queue_remove(&queue, &nodes[0], &sends[0][0]);
-    CHECK(!cl_queue_next(&queue));
+    CHECK(cl_queue_next(&queue) == NULL);
     CHECK(!sends[0][0].queued);
 }
 
@@ -56,7 +56,7 @@ TEST(test_order_within_a_class)
         CHECK_EQ(next->message.id.index, EXPECTED[j]);
         cl_queue_remove(&queue, &nodes[0], next);
     }
-    CHECK(!cl_queue_next(&queue));
+    CHECK(cl_queue_next(&queue) == NULL);
     cl_queue_push(&queue, &nodes[0], &sends[0][1], false);
     cl_queue_push(&queue, &nodes[0], &sends[0][0], true); /* lost packets */
     CHECK(cl_queue_next(&queue) == &sends[0][0]);
@@ -103,7 +103,7 @@ TEST(test_blocked_peer_holds_nobody_up)
         CHECK(send_one() != 0);
     cl_queue_block(&queue, &nodes[1], 0);
     cl_queue_block(&queue, &nodes[2], 0);
-    CHECK(!cl_queue_next(&queue));
+    CHECK(cl_queue_next(&queue) == NULL);
     cl_queue_unblock(&queue, &nodes[0]);
     CHECK(cl_queue_next(&queue) == &sends[0][1]);
 }
@@ -118,13 +118,13 @@ TEST(test_only_less_urgent_classes_are_blocked)
     sends[0][2].priority = 4;
     cl_queue_push(&queue, &nodes[0], &sends[0][0], false);
     cl_queue_block(&queue, &nodes[0], 3);
-    CHECK(!cl_queue_next(&queue));
+    CHECK(cl_queue_next(&queue) == NULL);
     cl_queue_push(&queue, &nodes[0], &sends[0][1], false);
     cl_queue_push(&queue, &nodes[0], &sends[0][2], false);
     CHECK_EQ(cl_queue_first_class(&queue), 1);
     CHECK(cl_queue_next(&queue) == &sends[0][1]);
     cl_queue_block(&queue, &nodes[0], 1);
-    CHECK(!cl_queue_next(&queue));
+    CHECK(cl_queue_next(&queue) == NULL);
     cl_queue_remove(&queue, &nodes[0], &sends[0][1]);
     cl_queue_unblock(&queue, &nodes[0]);
     CHECK(cl_queue_next(&queue) == &sends[0][2]);

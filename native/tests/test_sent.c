@@ -26,8 +26,8 @@ TEST(test_counts)
     CHECK_EQ(sent.low, 0);
     cl_sent_remove(&sent, 0);
     CHECK_EQ(sent.low, 2); /* past the numbers removed before */
-    CHECK(!cl_sent_find(&sent, 0));
-    CHECK(!cl_sent_find(&sent, 3));
+    CHECK(cl_sent_find(&sent, 0) == NULL);
+    CHECK(cl_sent_find(&sent, 3) == NULL);
     CHECK_EQ(cl_sent_find(&sent, 2)->bytes, 500);
     cl_sent_remove(&sent, 2);
     CHECK_EQ(sent.bytes, 0);

@@ -48,16 +48,16 @@ TEST(test_paused)
     CHECK(cl_spray_fastest(paths, PATHS) == &paths[2]);
     CHECK(!cl_spray_may(&paths[0], &packet, 1000));
     CHECK(cl_spray_may(&paths[2], &packet, 1000));
-    CHECK(!cl_spray_through(paths, PATHS, &nics[1], &packet, 1000));
+    CHECK(cl_spray_through(paths, PATHS, &nics[1], &packet, 1000) == NULL);
     CHECK(cl_spray_through(paths, PATHS, &nics[2], &packet, 1000) == &paths[2]);
     paths[2].congestion.cc.window = 0; /* a full path does not bring paused ones back */
-    CHECK(!pick());
+    CHECK(pick() == NULL);
     paths[2].dead = true; /* a dead one does */
     CHECK(pick() == &paths[0]);
     CHECK(cl_spray_fastest(paths, PATHS) != &paths[2]);
     CHECK(cl_spray_through(paths, PATHS, &nics[1], &packet, 1000) == &paths[1]);
     paths[0].paused = false;
-    CHECK(!cl_spray_through(paths, PATHS, &nics[1], &packet, 1000));
+    CHECK(cl_spray_through(paths, PATHS, &nics[1], &packet, 1000) == NULL);
 }
 
 TEST(test_no_room)
@@ -65,14 +65,14 @@ TEST(test_no_room)
     start();
     for (int i = 0; i < PATHS; i++)
         paths[i].congestion.cc.window = 0;
-    CHECK(!pick());
+    CHECK(pick() == NULL);
     CHECK_EQ(ready_us, UINT64_MAX);
     CHECK_EQ(egress_ready_us, UINT64_MAX);
     paths[1].congestion.cc.window = 10 * BYTES;
     CHECK(pick() == &paths[1]);
     for (int i = 0; i < 100; i++)
         cl_congestion_sent_control(&paths[1].congestion, BYTES);
-    CHECK(!pick());
+    CHECK(pick() == NULL);
     CHECK(egress_ready_us > 1000 && egress_ready_us < 100000);
     CHECK(nics[1].waited_for);
 }
@@ -85,7 +85,7 @@ TEST(test_own_pacer)
         for (int j = 0; j < 100; j++)
             cl_pacer_sent(&paths[i].congestion.pacer, BYTES);
     }
-    CHECK(!pick());
+    CHECK(pick() == NULL);
     CHECK(ready_us > 1000 && ready_us < 1000000);
 }
 

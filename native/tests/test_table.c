@@ -6,17 +6,17 @@ TEST(test_names)
 {
     SCOPED(cl_table_free) struct cl_table table = {0};
     struct cl_message_id id = {1, 2, 3};
-    CHECK(!cl_table_find_send(&table, 4, &id));
+    CHECK(cl_table_find_send(&table, 4, &id) == NULL);
     struct cl_send *send = cl_table_add_send(&table, 4, &id);
     CHECK(cl_table_find_send(&table, 4, &id) == send);
-    CHECK(!cl_table_find_receive(&table, 4, &id));
-    CHECK(!cl_table_find_send(&table, 5, &id));
+    CHECK(cl_table_find_receive(&table, 4, &id) == NULL);
+    CHECK(cl_table_find_send(&table, 5, &id) == NULL);
     static const struct cl_message_id OTHERS[] = {{0, 2, 3}, {1, 3, 3}, {1, 2, 4}, {2, 1, 3}};
     for (int i = 0; i < 4; i++)
-        CHECK(!cl_table_find_send(&table, 4, &OTHERS[i]));
+        CHECK(cl_table_find_send(&table, 4, &OTHERS[i]) == NULL);
     uint32_t generation = send->message.generation;
     cl_table_remove(&table, &send->message);
-    CHECK(!cl_table_find_send(&table, 4, &id));
+    CHECK(cl_table_find_send(&table, 4, &id) == NULL);
     CHECK(send->message.generation != generation);
     cl_table_recycle(&table, &send->message);
     CHECK(cl_table_add_send(&table, 4, &id) == send); /* reused */
@@ -30,8 +30,8 @@ TEST(test_a_send_and_a_receive_share_a_name)
     struct cl_send *send = cl_table_add_send(&table, 4, &id);
     struct cl_receive *receive = cl_table_add_receive(&table, 4, &id);
     CHECK(cl_table_find_send(&table, 4, &id) == send && cl_table_find_receive(&table, 4, &id) == receive);
-    CHECK(cl_message_as_send(&send->message) == send && !cl_message_as_receive(&send->message));
-    CHECK(cl_message_as_receive(&receive->message) == receive && !cl_message_as_send(&receive->message));
+    CHECK(cl_message_as_send(&send->message) == send && cl_message_as_receive(&send->message) == NULL);
+    CHECK(cl_message_as_receive(&receive->message) == receive && cl_message_as_send(&receive->message) == NULL);
     cl_table_remove(&table, &send->message);
     cl_table_recycle(&table, &send->message);
     id.index = 7;
@@ -78,6 +78,6 @@ TEST(test_thousands)
         struct cl_message_id id = {7, i / 100, i};
         struct cl_receive *receive = cl_table_find_receive(&table, (uint16_t)(i % 5), &id);
         CHECK_EQ(receive != NULL, i % 2 == 0);
-        CHECK(!receive || receive->message.id.index == i);
+        CHECK(receive == NULL || receive->message.id.index == i);
     }
 }

@@ -15,13 +15,13 @@ TEST(test_order)
     for (uint64_t i = 0; i < COUNT; i++)
         cl_timers_arm(&timers, &timer[i], 1000 + i * 7919 % COUNT); /* a permutation */
     CHECK_EQ(cl_timers_first_us(&timers), 1000);
-    CHECK(!cl_timers_pop(&timers, 999));
+    CHECK(cl_timers_pop(&timers, 999) == NULL);
     for (uint64_t i = 0; i < COUNT; i++) {
         struct cl_timer *first = cl_timers_pop(&timers, 5000);
         CHECK_EQ(first->deadline_us, 1000 + i);
         CHECK_EQ(first->slot, 0);
     }
-    CHECK(!cl_timers_pop(&timers, 5000));
+    CHECK(cl_timers_pop(&timers, 5000) == NULL);
 }
 
 TEST(test_only_earlier_counts)

@@ -20,7 +20,7 @@ TEST(test_order_and_contents)
     CHECK_EQ(packet->length, 3);
     CHECK_EQ(packet->flags, 8);
     cl_unexpected_release(&unexpected, packet);
-    CHECK(!cl_unexpected_take(&chain));
+    CHECK(cl_unexpected_take(&chain) == NULL);
     CHECK_EQ(unexpected.used_bytes, 0);
 }
 
