@@ -365,12 +365,12 @@ void sim_check_attack(struct sim_world *world, struct sim_rank *rank)
 
 /* ---- the end ---- */
 
-/* The later of the last call by a live member and the fault: from then on the clock of the peer timeout runs on every
- * rank. */
+/* The later of the last call by a live member and the fault, or the last packet of the dead: from then on the clock of
+ * the peer timeout runs on every rank. */
 static uint64_t clock_starts_ns(const struct sim_world *world, uint32_t call)
 {
     const struct sim_scenario *scenario = world->scenario;
-    uint64_t from_ns = 0;
+    uint64_t from_ns = world->last_words_ns;
     for (uint32_t i = 0; i < scenario->world; i++) {
         const struct sim_operation *operation = &world->ranks[i].operations[call];
         if (operation->member != NULL && !world->ranks[i].driver.dead && operation->called_ns > from_ns)

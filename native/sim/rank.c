@@ -61,6 +61,8 @@ static void note_received(struct sim_driver *driver, const struct sim_datagram *
     struct sim_rank *rank = rank_of(driver);
     struct sim_world *world = rank->world;
     world->network.medium.counts.delivered++;
+    if (world->ranks[datagram->from].driver.dead)
+        world->last_words_ns = sim_world_now_ns(world);
     sim_trace_mark(&world->trace, (uint64_t)rank->id << 32 | datagram->length);
     sim_trace_datagram(&world->trace, "received", "", datagram->from, datagram->to, datagram->bytes, datagram->length);
     if (rank->specimen != NULL) {

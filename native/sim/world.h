@@ -67,6 +67,7 @@ struct sim_world {
     struct sim_world_fault faults[SIM_FAULTS_MAX];
     uint16_t deaths[SIM_FAULTS_MAX]; /* dead ranks, in order */
     uint32_t death_count;
+    uint64_t last_words_ns;      /* when the last packet of a dead rank came: it may have waited in a long queue */
     bool calm;                   /* without the faults that are scheduled, and nobody late */
     uint64_t start_ns, ended_ns; /* when the last operation ended, from the start */
     uint32_t unfinished;         /* operations of live ranks, called or not */
