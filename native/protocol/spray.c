@@ -88,13 +88,18 @@ struct cl_path *cl_spray_through(struct cl_path *paths, uint32_t count, const st
 struct cl_path *cl_spray_fastest(struct cl_path *paths, uint32_t count)
 {
     struct cl_path *best = NULL;
+    bool waits = false;
     for (uint32_t i = 0; i < count; i++) {
         struct cl_path *path = &paths[i];
-        if (cl_path_is_full(path))
+        if (cl_path_is_full(path)) {
+            waits = waits || !path->dead;
             continue;
+        }
         bool usable = is_usable(path, paths, count), best_usable = best != NULL && is_usable(best, paths, count);
-        if (best == NULL || (usable && (!best_usable || path->rtt.smoothed_us < best->rtt.smoothed_us)))
+        if (best == NULL || (best->dead && !path->dead) ||
+            (usable && (!best_usable || path->rtt.smoothed_us < best->rtt.smoothed_us)))
             best = path;
     }
-    return best;
+    /* Nothing detects the loss of a packet on a dead path. */
+    return best != NULL && best->dead && waits ? NULL : best;
 }

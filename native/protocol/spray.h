@@ -25,7 +25,8 @@ bool cl_spray_may(struct cl_path *path, const struct cl_spray_packet *packet, ui
 struct cl_path *cl_spray_through(struct cl_path *paths, uint32_t count, const struct cl_nic *nic,
                                  const struct cl_spray_packet *packet, uint64_t now_us);
 
-/* The live path with the shortest round trip, for small urgent packets; NULL: all ports are full. */
+/* The live path with the shortest round trip, for small urgent packets; a dead one only if none lives. NULL: the
+ * ports of all live paths are full. */
 struct cl_path *cl_spray_fastest(struct cl_path *paths, uint32_t count);
 
 #endif

@@ -101,3 +101,14 @@ TEST(test_fastest)
     paths[0].dead = paths[2].dead = true;
     CHECK(cl_spray_fastest(paths, PATHS) != NULL);
 }
+
+TEST(test_small_packets_wait_for_a_full_port_beside_a_dead_path)
+{
+    static const struct cl_outbox_port FULL = {.full = true};
+    start();
+    paths[1].dead = true;
+    paths[0].port = paths[2].port = &FULL;
+    CHECK(cl_spray_fastest(paths, PATHS) == NULL);
+    paths[0].dead = paths[2].dead = true; /* none lives: any will do */
+    CHECK(cl_spray_fastest(paths, PATHS) == &paths[1]);
+}
