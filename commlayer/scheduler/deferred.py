@@ -80,12 +80,14 @@ class DeferredStep:
     Whoever runs the model calls `use` before parameters are used, and `settle` before the next backward pass.
     """
 
-    def __init__(self, optimizer: Optimizer, staleness: int = 0) -> None:
+    def __init__(self, optimizer: Optimizer, staleness: int = 0, views_are_watched: bool = False) -> None:
+        """`views_are_watched`: the caller also calls `use` before a view or `.data` of a parameter is read."""
         check_per_parameter(optimizer)
         if any(isinstance(getattr(hook, "__self__", None), DeferredStep) for hook in _hooks_of(optimizer)):
             raise ConfigError(f"overlap with {type(optimizer).__name__}: it has an overlap already; use one per model")
         self.optimizer = optimizer
         self.staleness = staleness
+        self._views_are_watched = views_are_watched
         self._open: list[PendingReduction] = []
         """Reductions since the last `step()`."""
         self._claims: dict[Tensor, Claim] = {}
@@ -190,7 +192,8 @@ class DeferredStep:
             self._tell("the optimizer has other step hooks, which may read parameters")
             for reduction in self._open:
                 reduction.wait()
-        self._wait_for_shared()
+        if not self._views_are_watched:
+            self._wait_for_shared()
         now = [_hyperparameters(group) for group in optimizer.param_groups]
         claims = self._claim()
         self._open = [each for each in self._open if any(each.stands_for(parameter) for parameter in each.gradients)]

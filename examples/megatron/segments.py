@@ -76,7 +76,7 @@ class Deferred(ByNextUse):
         check(chunks, optimizer)
         super().__init__(chunks, optimizer)
         self._optimizers = [each for each in optimizer.chained_optimizers if not each.is_stub_optimizer]
-        self._steps = [DeferredStep(each.optimizer) for each in self._optimizers]
+        self._steps = [DeferredStep(each.optimizer, views_are_watched=True) for each in self._optimizers]
         self._begun = len(self._groups)
         """Number of groups whose gathers have started."""
         for place, group in enumerate(self._groups):

@@ -86,10 +86,13 @@ def test_ssh_starts_the_ranks_and_a_clean_network_has_no_findings(tmp_path: Path
 
 
 def test_a_busy_machine_is_named_and_nothing_else(tmp_path: Path) -> None:
-    """Programs that never sleep have the CPUs; the emulated network is without faults."""
+    """Programs that never sleep have the CPUs; the emulated network is without faults. Each is a session of its own:
+    with autogroups, the kernel divides CPUs among sessions first, and those of one session would take the share of one.
+    """
     with contextlib.ExitStack() as stack:
         for _ in range(4 * len(os.sched_getaffinity(0))):
-            stack.callback(subprocess.Popen([sys.executable, "-c", "while True: pass"]).kill)
+            busy = subprocess.Popen([sys.executable, "-c", "while True: pass"], start_new_session=True)
+            stack.callback(busy.kill)
         status, figures, out = probe(tmp_path, "clean200")
     assert [each["kind"] for each in figures["findings"]] == ["cpu"], out
     assert status == 3

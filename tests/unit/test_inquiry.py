@@ -84,8 +84,15 @@ def test_a_message_is_told_with_its_other_end() -> None:
 def test_a_timeout_names_the_ranks_that_did_not_come(silent: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inquiry, "ANSWERS_S", 2.0 if silent else 20.0)
     history = [[reduction(5), reduction(5)] for _ in range(4)]
-    history[2] = [] if silent else [reduction(5)]
-    verdicts = inquire(history, timeout, silent)
+    behind = reduction(5)
+    history[2] = [] if silent else [behind]
+    monkeypatch.setattr(inquiry, "VERDICT_S", 20.0)
+
+    def ask(own: Inquiry, call: Call | None) -> Verdict | None:
+        """The rank that is behind hears of the failure: it has not failed itself."""
+        return own.aborted() if call is behind else timeout(own, call)
+
+    verdicts = inquire(history, ask, silent)
     assert verdicts == [Verdict(2, "it timed out; rank 12 did not call it")] * (4 - len(silent))
 
 
