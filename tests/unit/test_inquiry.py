@@ -83,10 +83,10 @@ def test_a_message_is_told_with_its_other_end() -> None:
 @pytest.mark.parametrize("silent", [(2,), ()], ids=["stuck", "behind"])
 def test_a_timeout_names_the_ranks_that_did_not_come(silent: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inquiry, "ANSWERS_S", 2.0 if silent else 20.0)
+    monkeypatch.setattr(inquiry, "VERDICT_S", 20.0)
     history = [[reduction(5), reduction(5)] for _ in range(4)]
     behind = reduction(5)
     history[2] = [] if silent else [behind]
-    monkeypatch.setattr(inquiry, "VERDICT_S", 20.0)
 
     def ask(own: Inquiry, call: Call | None) -> Verdict | None:
         """The rank that is behind hears of the failure: it has not failed itself."""
