@@ -34,7 +34,8 @@ static inline void f16_store(void *address, float value)
     const uint32_t infinity = 255u << 23, overflow = 143u << 23 /* 65536 */, smallest_normal = 113u << 23;
     const uint32_t half_ulp = 126u << 23; /* 0.5, whose f32 ulp is that of f16 subnormals: adding it rounds to them */
     uint32_t sign = bits_of(value) & 0x80000000, bits = bits_of(value) ^ sign;
-    uint32_t special = pick(bits > infinity, 0x7e00, 0x7c00);
+    uint32_t quiet = 0x7e00 | (bits >> 13 & 0x3ff); /* a NaN keeps its upper bits, as in F16C */
+    uint32_t special = pick(bits > infinity, quiet, 0x7c00);
     uint32_t subnormal = bits_of(float_of(bits) + float_of(half_ulp)) - half_ulp;
     uint32_t normal = (bits - ((127u - 15u) << 23) + 0xfff + (bits >> 13 & 1)) >> 13; /* may carry into infinity */
     uint32_t rounded = pick(bits >= overflow, special, pick(bits < smallest_normal, subnormal, normal));

@@ -211,6 +211,13 @@ def test_16_bit_values_are_those_of_numpy_and_torch(data: st.DataObject) -> None
         assert np.isnan(decoded[is_nan]).all()
 
 
+@pytest.mark.parametrize("name", ["f16", "bf16"])
+def test_nans_are_the_same_at_all_levels(name: str) -> None:
+    bits = [sign | 0x7F800000 | mantissa for sign in (0, 1 << 31) for mantissa in (1, 1 << 13, 0x3FFFFF, 0x7FFFFF)]
+    values = np.array(bits * 5, np.uint32).view(np.float32)
+    assert np.isnan(decode(CODECS[name], encode(CODECS[name], values, Place(0, 0)), len(values), Place(0, 0))).all()
+
+
 @given(st.data())
 def test_int8_is_within_half_a_step(data: st.DataObject) -> None:
     codec = CODECS["int8"]
