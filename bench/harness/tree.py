@@ -15,9 +15,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
 
+from commlayer.tools.emulate.namespace import EmulationError
 from commlayer.tools.emulate.network import Network
 from commlayer.tools.emulate.ranks import run as run_ranks
 from commlayer.tools.emulate.scenario import Scenario
+from commlayer.tools.emulate.stress import Stress
 
 ROOT = Path(__file__).parents[2]
 JOB = ROOT / "bench/jobs/against.py"
@@ -71,15 +73,21 @@ class Case:
         """Turns of each commit that do not count: of jobs that discard no calls themselves."""
         return int(not self.is_exact and "warmup" not in dict(self.arguments))
 
-    def network(self) -> contextlib.AbstractContextManager[Network | None]:
-        """The emulated network, or None. Raises EmulationError if it cannot be made."""
+    @contextlib.contextmanager
+    def network(self) -> Iterator[Network | None]:
+        """The emulated network with its stress, or None. Raises EmulationError if it cannot be made, or if the stress
+        differed from the scenario."""
         if not self.scenario:
-            return contextlib.nullcontext()
+            yield None
+            return
         scenario = Scenario.read(self.scenario)
         if self.loss is not None:
             nics = tuple(dataclasses.replace(nic, loss=self.loss) for nic in scenario.nics)
             scenario = dataclasses.replace(scenario, nics=nics)
-        return Network(scenario)
+        with Network(scenario) as network, Stress(network) as stress:
+            yield network
+            if stress.error is not None:
+                raise EmulationError(stress.error)
 
 
 class Tree:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
 
 import pytest
 
 from bench import against
 from bench.against import CASES, Change, Row, compare, history, kept_row
+from bench.harness import tree
 from bench.harness.tree import CannotRunError, Taken, Tree, taken
 from commlayer.tools.bench import machine
+from commlayer.tools.emulate.scenario import Scenario
 
 OTHER, OWN = Tree(Path("other"), "other"), Tree(Path("own"), "own")
 
@@ -138,7 +141,22 @@ def test_kept_rows_come_back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     assert machine.facts()["cpu"] in history(kept)
 
 
-def test_every_case_has_a_network_that_exists() -> None:
+def test_every_case_has_its_network_and_the_stress_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[Scenario] = []
+
+    @contextlib.contextmanager
+    def network(scenario: Scenario) -> Iterator[Scenario]:
+        yield scenario
+
+    @contextlib.contextmanager
+    def stress(scenario: Scenario) -> Iterator[SimpleNamespace]:
+        begun.append(scenario)
+        yield SimpleNamespace(error=None)
+
+    monkeypatch.setattr(tree, "Network", network)
+    monkeypatch.setattr(tree, "Stress", stress)
     for case in CASES.values():
-        scenario: Any = case.network()
-        assert (getattr(scenario, "scenario", None) is not None) == bool(case.scenario)
+        with case.network() as made:
+            assert (made is None) == (not case.scenario)
+    assert len(begun) == sum(bool(case.scenario) for case in CASES.values())
+    assert any(scenario.flows for scenario in begun)
