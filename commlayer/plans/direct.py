@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .codec import Encoding
-from .partition import MESSAGE_LIMIT_BYTES, Range, partition, segments
+from .partition import MESSAGE_LIMIT_BYTES, Range, longest_whole, partition, segments
 from .plan import Buffer, Plan, PlanBuilder
 from .settings import Settings
 from .window import Window
@@ -37,9 +37,9 @@ def all_reduce(rank: int, world_size: int, numel: int, itemsize: int, divisor: i
     """All-reduces OUTPUT, in place."""
     b = PlanBuilder(rank, world_size)
     members = range(world_size)
-    longest, segment_bytes = MESSAGE_LIMIT_BYTES * world_size, settings.segment_for(world_size)
+    longest, segment_bytes = longest_whole(world_size, settings.weights), settings.segment_for(world_size)
     pieces = segments(Range(0, numel * itemsize), itemsize, segment_bytes, longest)
-    cuts = [partition(piece, world_size, itemsize) for piece in pieces]
+    cuts = [partition(piece, world_size, itemsize, settings.weights) for piece in pieces]
     owned = [shards[rank] for shards in cuts]
     window = ordered_window(b, world_size, owned) if _ordered(world_size, settings) else None
     for shards in cuts:
@@ -56,11 +56,11 @@ def partial_all_reduce(rank: int, world_size: int, numel: int, itemsize: int, di
     """
     b = PlanBuilder(rank, world_size)
     members = range(world_size)
-    longest = MESSAGE_LIMIT_BYTES * world_size
+    longest = longest_whole(world_size, settings.weights)
     least = settings.partial_message_bytes * world_size
     segment_bytes = min(max(settings.segment_for(world_size), least), longest)
     for piece in segments(Range(0, numel * itemsize), itemsize, segment_bytes, longest, least_bytes=least):
-        shards = partition(piece, world_size, itemsize)
+        shards = partition(piece, world_size, itemsize, settings.weights)
         partial_all_reduce_segment(b, members, shards, divisor=divisor, partial_results=settings.partial_results)
     return b.build()
 
@@ -142,7 +142,8 @@ def reduce_segment(
     """Reduces the other members' parts into a range of `target`; returns the steps after which all are in.
 
     This rank's own part is there after `begin`, and complete after `after`. Without a window, peers' parts are reduced
-    as they come, perhaps before `after`; with one, they are reduced after it and in the order of the members.
+    as they come, perhaps before `after`; with one, they are reduced after it. Then the sum is ((0 + 1) + 2) + ... in
+    the order of the members, whichever of them makes it: a + b and b + a have the same bits.
     """
     me = members.index(b.rank)
     if window is None:
@@ -154,8 +155,15 @@ def reduce_segment(
     for i in others(members, me):
         where = slot + i * own.length
         copied[i] = b.recv_copy(members[i], SCRATCH, where, own.length, free, partial=partial, encoding=encoding)
+    before: list[int] = []
+    for i in range(me):  # this member's part comes after the sum of these
+        before = [*before, copied[i]]
+        if i > 0:
+            before = [b.reduce(SCRATCH, slot + i * own.length, SCRATCH, slot, own.length, before)]
     done = [*begin, *after]
-    for i in sorted(copied):
+    if me > 0:
+        done = [b.reduce(SCRATCH, slot, target, *own, [*done, *before])]
+    for i in range(me + 1, len(members)):
         done = [b.reduce(SCRATCH, slot + i * own.length, target, *own, [*done, copied[i]])]
     window.release(done)
     return done

@@ -18,7 +18,7 @@ from . import direct, hierarchical
 from .codec import CODECS, VALUE_BYTES, Codec, Encoding
 from .direct import ORDERED_BYTES, ORDERED_SEGMENTS, others
 from .hierarchical import Hosts
-from .partition import MESSAGE_LIMIT_BYTES, Range, partition, segments
+from .partition import Range, longest_whole, partition, segments
 from .plan import Buffer, Plan, PlanBuilder
 from .settings import Settings
 from .window import Window
@@ -38,7 +38,7 @@ def all_reduce(rank: int, hosts: Hosts, numel: int, itemsize: int, divisor: int,
     # Once encoded, messages are as long as those of other plans. All are cut between blocks.
     shrinks = up.block_length / up.block_bytes
     messages = owners * len(hosts)
-    longest = MESSAGE_LIMIT_BYTES * messages
+    longest = owners * longest_whole(len(hosts), settings.weights)
     least = max(int(settings.partial_message_bytes * shrinks), block) * messages
     segment_bytes = min(max(int(settings.segment_for(messages) * shrinks), least), longest)
     pieces = segments(Range(0, numel * itemsize), block * messages, segment_bytes, longest, least_bytes=least)
@@ -46,7 +46,7 @@ def all_reduce(rank: int, hosts: Hosts, numel: int, itemsize: int, divisor: int,
     local = hierarchical.home(hosts, rank)
     me = local.index(rank)
     members = [host[me] for host in hosts] if me < owners else []
-    mine = [partition(shards[me], len(hosts), block) for shards in cuts] if members else []
+    mine = [partition(shards[me], len(hosts), block, settings.weights) for shards in cuts] if members else []
     network = _Network(b, members, mine, (up, down), divisor, len(local), settings)
     if len(local) == 1:
         for shards in mine:

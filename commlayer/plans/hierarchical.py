@@ -17,7 +17,7 @@ from ..errors import ConfigError
 from . import direct
 from .codec import Codec, Encoding
 from .host import SLOTS, await_all, staged_broadcast, staged_reduce, staging_area
-from .partition import MESSAGE_LIMIT_BYTES, Range, partition, segments
+from .partition import MESSAGE_LIMIT_BYTES, Range, longest_whole, partition, segments
 from .plan import Buffer, Plan, PlanBuilder
 from .settings import Settings
 from .window import Window
@@ -52,13 +52,13 @@ def all_reduce(rank: int, hosts: Hosts, numel: int, itemsize: int, divisor: int,
     window = None
     if settings.deterministic and members and not short:
         shards = [partition(piece, owners, itemsize)[me] for piece in pieces]
-        owned = [partition(shard, len(hosts), itemsize)[members.index(rank)] for shard in shards]
+        owned = [partition(shard, len(hosts), itemsize, settings.weights)[members.index(rank)] for shard in shards]
         window = direct.ordered_window(b, len(hosts), owned)
 
     def finish(_: Buffer, own: Range, after: Sequence[int]) -> list[int]:
         if short:
             return direct.exchange_segment(b, members, own, divisor=divisor, after=after)
-        shards = partition(own, len(hosts), itemsize)
+        shards = partition(own, len(hosts), itemsize, settings.weights)
         return direct.all_reduce_segment(b, members, shards, divisor=divisor, window=window, after=after)
 
     lag = min(NETWORK_LAG, len(pieces) - 1)
@@ -72,10 +72,10 @@ def _long_all_reduce(rank: int, hosts: Hosts, numel: int, itemsize: int, divisor
     b = PlanBuilder(rank, sum(map(len, hosts)))
     local, me, owners, members = _share(rank, hosts)
     messages = owners * len(hosts)
-    longest = MESSAGE_LIMIT_BYTES * messages
+    longest = owners * longest_whole(len(hosts), settings.weights)
     pieces = segments(Range(0, numel * itemsize), itemsize, min(settings.segment_for(messages), longest), longest)
     cuts = [partition(piece, owners, itemsize) for piece in pieces]
-    shards = [partition(cut[me], len(hosts), itemsize) for cut in cuts] if members else []
+    shards = [partition(cut[me], len(hosts), itemsize, settings.weights) for cut in cuts] if members else []
     window = None
     if settings.deterministic and members:
         owned = [each[members.index(rank)] for each in shards]
@@ -104,7 +104,7 @@ def partial_all_reduce(rank: int, hosts: Hosts, numel: int, itemsize: int, divis
     b = PlanBuilder(rank, sum(map(len, hosts)))
     local, me, owners, members = _share(rank, hosts)
     messages = owners * len(hosts)
-    longest = MESSAGE_LIMIT_BYTES * messages
+    longest = owners * longest_whole(len(hosts), settings.weights)
     segment_bytes = min(max(settings.segment_for(messages), settings.partial_message_bytes * messages), longest)
     cuts = [
         partition(piece, owners, itemsize)
@@ -116,7 +116,7 @@ def partial_all_reduce(rank: int, hosts: Hosts, numel: int, itemsize: int, divis
         return direct.partial_all_reduce_segment(
             b,
             members,
-            partition(cuts[i][me], len(hosts), itemsize),
+            partition(cuts[i][me], len(hosts), itemsize, settings.weights),
             divisor=divisor,
             partial_results=settings.partial_results,
             after=after,

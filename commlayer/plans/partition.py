@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 ALIGNMENT_BYTES = 64
@@ -21,22 +23,36 @@ class Range(NamedTuple):
     length: int
 
 
-def partition(whole: Range, parts: int, itemsize: int) -> list[Range]:
-    """Cuts a range of whole elements into `parts` consecutive ranges, as equal as alignment allows.
+def partition(whole: Range, parts: int, itemsize: int, weights: Sequence[int] = ()) -> list[Range]:
+    """Cuts a range of whole elements into `parts` consecutive ranges, as equal as alignment allows. With `weights`, one
+    for each part, the lengths are in their proportion.
 
-    With too few elements the last ranges are empty.
+    With too few elements the last ranges are empty, and those of weight 0 always.
     """
     granule = itemsize
     if ALIGNMENT_BYTES % itemsize == 0 and whole.length >= parts * ALIGNMENT_BYTES:
         granule = ALIGNMENT_BYTES
-    each, more = divmod(-(-whole.length // granule), parts)
+    count = -(-whole.length // granule)
+    if weights:
+        total = sum(weights)
+        ends = [count * weight // total for weight in accumulate(weights)]
+    else:
+        each, more = divmod(count, parts)
+        ends = [each * part + min(part, more) for part in range(1, parts + 1)]
     ranges = []
     offset, end = whole.offset, whole.offset + whole.length
-    for part in range(parts):
-        length = min((each + (part < more)) * granule, end - offset)
+    for last in ends:
+        length = min(whole.offset + last * granule, end) - offset
         ranges.append(Range(offset, length))
         offset += length
     return ranges
+
+
+def longest_whole(parts: int, weights: Sequence[int] = ()) -> int:
+    """The longest range, in bytes, of which no part is longer than a message may be; arguments as of `partition`."""
+    if not weights:
+        return MESSAGE_LIMIT_BYTES * parts
+    return MESSAGE_LIMIT_BYTES * sum(weights) // max(weights) // ALIGNMENT_BYTES * ALIGNMENT_BYTES
 
 
 def segments(

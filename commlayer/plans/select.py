@@ -6,6 +6,7 @@ import dataclasses
 import functools
 from typing import Any, Literal
 
+from ..errors import ConfigError
 from . import direct, encoded, hierarchical, host, ring
 from .hierarchical import Hosts
 from .plan import Buffer, Plan, PlanBuilder, sign
@@ -44,11 +45,15 @@ def plan_for(
     by the number of ranks. `root` is the source of broadcast and the target of reduce. `element` names the type of the
     elements. Ranks with another `element` or `signed` get MismatchError.
 
-    Raises ConfigError if the staging in `settings` is too small for the ranks of a host.
+    Raises ConfigError if the staging in `settings` is too small for the ranks of a host, or if they have weights for
+    another number of hosts.
     """
+    if settings.weights and len(settings.weights) != len(hosts):
+        raise ConfigError(f"Settings(weights={settings.weights}) for {len(hosts)} hosts: use a weight for each host")
     plan = _plan(collective, rank, hosts, numel, itemsize, average, root, settings)
     sizes = (numel, root) if collective in SIZED else ()
-    return dataclasses.replace(plan, signature=sign(collective, itemsize, average, sizes, settings, element, signed))
+    signature = sign(collective, itemsize, average, sizes, settings, element, signed)
+    return dataclasses.replace(plan, weights=settings.weights, signature=signature)
 
 
 SIZED = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "barrier")
@@ -123,6 +128,11 @@ def all_reduce_algorithm(hosts: Hosts, length: int, settings: Settings) -> str:
     if is_encoded:
         return "encoded"
     return "direct" if flat else "hierarchical"
+
+
+def has_shards(hosts: Hosts, length: int, settings: Settings) -> bool:
+    """Whether the hosts own shards of an all-reduce of `length` bytes, which `Settings.weights` can make unequal."""
+    return all_reduce_algorithm(hosts, length, settings) in ("encoded", "direct", "hierarchical")
 
 
 def _is_short(hosts: Hosts, length: int, settings: Settings) -> bool:

@@ -43,6 +43,10 @@ class Settings:
     keep_errors: bool = False
     """INPUT keeps rounding errors and lost values of `codecs`: see `Plan.kept`."""
 
+    weights: tuple[int, ...] = ()
+    """Weights of the hosts, in their order: the shards of an all-reduce between hosts are in their proportion. A host
+    of weight 0 owns nothing. (): equal shards. See `weights.weights_for`."""
+
     def segment_for(self, members: int) -> int:
         """Bytes of a segment that is cut into messages for so many members: more members get longer segments, so that
         no message becomes shorter than a packet, and the steps do not grow with the square of the ranks."""
@@ -54,3 +58,7 @@ class Settings:
         for name in ("exchange_limit_bytes", "staging_bytes", "small_bytes", "partial_message_bytes"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"Settings({name}={getattr(self, name)}): use 0 or more")
+        if self.weights and (min(self.weights) < 0 or max(self.weights) == 0):
+            raise ConfigError(
+                f"Settings(weights={self.weights}): use 0 or more for each host, and more for one of them"
+            )

@@ -91,6 +91,13 @@ def delivery_plan(shape: Shape, rank: int, hosts: Hosts) -> Plan:
     return plan
 
 
+def weights(hosts: Hosts, chance: random.Random) -> tuple[int, ...]:
+    """Of the hosts' shares of an all-reduce: equal, any, or nothing for one of them."""
+    drawn = [chance.choice((0, 1, 9, 32)) for _ in hosts]
+    equal = [int(host > 0) for host in range(len(hosts))]
+    return chance.choice(((), tuple(drawn) if any(drawn) else (), tuple(equal) if any(equal) else ()))
+
+
 def sample(hosts: Hosts, collective: str, chance: random.Random) -> Shape:
     """A shape for a small world: mostly small tensors, now and then one of some hundred kilobytes."""
     world = sum(map(len, hosts))
@@ -104,6 +111,7 @@ def sample(hosts: Hosts, collective: str, chance: random.Random) -> Shape:
         exchange_limit_bytes=chance.choice((0, 32 << 10)),
         staging_bytes=chance.choice((4 << 10, 16 << 10, 128 << 10)),
         small_bytes=chance.choice((0, 64 << 10)),
+        weights=weights(hosts, chance),
     )
     average = collective in ("all_reduce", "reduce_scatter", "reduce") and chance.random() < 0.25
     return Shape(collective, min(numel, most), itemsize, average, chance.randrange(world), settings)
@@ -118,6 +126,7 @@ def partial_sample(hosts: Hosts, collective: str, chance: random.Random) -> Shap
         exchange_limit_bytes=0,  # that plan loses nothing
         partial=True,
         partial_message_bytes=chance.choice((0, 8 << 10, 64 << 10)),
+        weights=weights(hosts, chance),
     )
     loss_bound = chance.choice((0.02, 0.1, 0.3, 0.5))
     most = 600_000 // (world * itemsize)
@@ -133,6 +142,7 @@ def encoded_sample(hosts: Hosts, chance: random.Random) -> Shape:
         exchange_limit_bytes=0,  # that plan encodes nothing
         staging_bytes=chance.choice((4 << 10, 16 << 10, 128 << 10)),
         codecs=chance.choice((("bf16", "bf16"), ("f16", "bf16"), ("f16", "f16"))),
+        weights=weights(hosts, chance),
     )
     return Shape("all_reduce", min(numel, 300_000 // sum(map(len, hosts))), 4, False, 0, settings)
 

@@ -199,6 +199,13 @@ def barrier_holds(make: Callable[[int], Plan], n: int, seed: int = 0) -> None:
         assert all(any(left) for left in state.left)
 
 
+@st.composite
+def weights(draw: st.DrawFn, count: int) -> tuple[int, ...]:
+    """Weights of so many hosts; half of the time none. Some hosts may own nothing, and one may own all."""
+    drawn = draw(st.one_of(st.just(()), st.tuples(*[st.integers(0, 32)] * count)))
+    return drawn if any(drawn) else ()
+
+
 def outcomes(make: Callable[[int], Plan], n: int, numel: int) -> int:
     """How many different results an all-reduce of the same float32 data has in differently ordered runs."""
     plans = [make(rank) for rank in range(n)]

@@ -2,25 +2,39 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commlayer.plans import direct
+from commlayer.plans.hierarchical import Hosts
 from commlayer.plans.plan import StepKind
+from commlayer.plans.select import plan_for
 from commlayer.plans.settings import Settings
-from tests.unit.plans.conformance import TENSORS, barrier_holds, conform, conform_all, outcomes
+from commlayer.transport.base import Op
+from tests.unit.plans import interpreter
+from tests.unit.plans.conformance import TENSORS, barrier_holds, conform, conform_all, data, outcomes, weights
 
 WORLDS = (2, 3, 4, 9)
 
 
 @settings(max_examples=120)
 @given(
-    n=st.integers(2, 9), numel=st.integers(0, 300), segment_bytes=st.integers(1, 900), ordered=st.booleans(), **TENSORS
+    n=st.integers(2, 9),
+    numel=st.integers(0, 300),
+    segment_bytes=st.integers(1, 900),
+    ordered=st.booleans(),
+    chance=st.data(),
+    **TENSORS,
 )
-def test_any_shape(n: int, numel: int, segment_bytes: int, ordered: bool, **tensors: Any) -> None:
+def test_any_shape(
+    n: int, numel: int, segment_bytes: int, ordered: bool, chance: st.DataObject, **tensors: Any
+) -> None:
     numel = min(numel, segment_bytes)  # many segments, but not hundreds
-    conform_all(direct, n, numel, Settings(segment_bytes=segment_bytes, deterministic=ordered), **tensors)
+    shares = chance.draw(weights(n))
+    s = Settings(segment_bytes=segment_bytes, deterministic=ordered, weights=shares)
+    conform_all(direct, n, numel, s, **tensors)
 
 
 @pytest.mark.parametrize("n", WORLDS)
@@ -36,6 +50,34 @@ def test_deterministic_results_do_not_depend_on_timing() -> None:
     assert outcomes(lambda r: direct.exchange(r, 5, 100, 4, 1), 5, 100) == 1
     s = Settings(segment_bytes=1 << 20, deterministic=True)
     assert outcomes(lambda r: direct.reduce(r, 5, 5000, 4, 1, 0, s), 5, 5000) == 1
+
+
+@given(
+    hosts=st.sampled_from((((0,), (1,), (2,), (3,), (4,)), ((0,), (1,), (2,)), ((0, 3), (1,), (2, 4)))),
+    dtype=st.sampled_from(("f4", "f8")),
+    average=st.booleans(),
+    numel=st.integers(1, 400),
+    seed=st.integers(0, 1 << 20),
+    chance=st.data(),
+)
+def test_deterministic_bits_do_not_depend_on_the_shares(
+    hosts: Hosts, dtype: str, average: bool, numel: int, seed: int, chance: st.DataObject
+) -> None:
+    world = sum(map(len, hosts))
+
+    def result(shares: tuple[int, ...], order: int) -> bytes:
+        s = Settings(deterministic=True, segment_bytes=300, exchange_limit_bytes=0, weights=shares)
+        itemsize = int(dtype[1])
+        plans = [
+            plan_for("all_reduce", rank=rank, hosts=hosts, numel=numel, itemsize=itemsize, average=average, settings=s)
+            for rank in range(world)
+        ]
+        replicas = data(world, numel, Op.SUM, dtype, seed)
+        interpreter.run(plans, replicas, replicas, Op.SUM, seed=order)
+        return replicas[-1].tobytes()
+
+    shares = chance.draw(weights(len(hosts)))
+    assert result(shares, seed) == result((), seed + 1)
 
 
 @pytest.mark.parametrize("n", WORLDS)
@@ -66,6 +108,18 @@ def test_all_reduce_sends_the_least_possible() -> None:
     n, length = 4, 1 << 20
     steps = direct.all_reduce(0, n, length, 1, 1, Settings()).steps
     assert steps["length"][steps["kind"] == StepKind.SEND].sum() == 2 * (n - 1) * length // n
+
+
+@pytest.mark.parametrize("shares", [(3, 0, 3, 3), (1, 2, 3, 4), (0, 0, 0, 1)])
+def test_a_host_carries_what_its_share_says(shares: tuple[int, ...]) -> None:
+    """Each direction of host i carries S (1 + (n-2) w[i]) bytes: see plans/weights.py."""
+    n, length = 4, 8 << 20
+    for rank in range(n):
+        steps = direct.all_reduce(rank, n, length // 4, 4, 1, Settings(weights=shares)).steps
+        expected = length * (1 + (n - 2) * shares[rank] / sum(shares))
+        for kinds in ((StepKind.SEND,), (StepKind.RECV_COPY, StepKind.RECV_REDUCE)):
+            carried = int(steps["length"][np.isin(steps["kind"], kinds)].sum())
+            assert abs(carried - expected) < 0.001 * length
 
 
 def test_messages_of_large_worlds_fill_packets() -> None:

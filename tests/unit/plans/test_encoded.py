@@ -21,6 +21,7 @@ from commlayer.plans.select import Collective, plan_for
 from commlayer.plans.settings import Settings
 from commlayer.transport.base import Op
 from tests.unit.plans import interpreter
+from tests.unit.plans.conformance import weights
 
 Array = npt.NDArray[np.float32]
 PAIRS = (("f16", "f16"), ("int8", "int8"), ("int4", "int8"), ("int4", "int4"))
@@ -194,6 +195,7 @@ def test_staging_too_small_for_the_blocks_of_a_host_is_refused() -> None:
     average=st.booleans(),
     deterministic=st.booleans(),
     seed=st.integers(0, 1 << 20),
+    draw=st.data(),
 )
 def test_sum_is_within_the_codecs_errors_and_equal_everywhere(
     shape: Sequence[int],
@@ -203,13 +205,15 @@ def test_sum_is_within_the_codecs_errors_and_equal_everywhere(
     average: bool,
     deterministic: bool,
     seed: int,
+    draw: st.DataObject,
 ) -> None:
     world, chance = sum(shape), np.random.default_rng(seed)
     inputs = [chance.standard_normal(numel).astype(np.float32) for _ in range(world)]
     outputs = [each if in_place else np.full(numel, np.nan, np.float32) for each in (each.copy() for each in inputs)]
     exact = np.sum(inputs, axis=0, dtype=np.float64) / (world if average else 1)
     sources = outputs if in_place else [each.copy() for each in inputs]
-    plans = plans_of(shape, numel, pair, world if average else 1, deterministic=deterministic)
+    shares = draw.draw(weights(len(shape)))
+    plans = plans_of(shape, numel, pair, world if average else 1, deterministic=deterministic, weights=shares)
     interpreter.run(plans, sources, outputs, Op.SUM, seed=seed, coders=CODERS)
     if numel:
         largest = max(float(np.abs(each).max()) for each in inputs) * world / (world if average else 1)
@@ -224,15 +228,17 @@ def test_sum_is_within_the_codecs_errors_and_equal_everywhere(
     average=st.booleans(),
     loss=st.sampled_from((0.0, 0.3)),
     seed=st.integers(0, 1 << 20),
+    draw=st.data(),
 )
 def test_kept_errors_and_the_result_add_up_to_the_exact_sum(
-    shape: Sequence[int], pair: tuple[str, str], average: bool, loss: float, seed: int
+    shape: Sequence[int], pair: tuple[str, str], average: bool, loss: float, seed: int, draw: st.DataObject
 ) -> None:
     numel, world, chance = 5000, sum(shape), np.random.default_rng(seed)
     inputs = [chance.standard_normal(numel).astype(np.float32) for _ in range(world)]
     divisor = world if average else 1
     outputs, sources = [np.full(numel, np.nan, np.float32) for _ in inputs], [each.copy() for each in inputs]
-    plans = plans_of(shape, numel, pair, divisor, partial=loss > 0, keep_errors=True)
+    shares = draw.draw(weights(len(shape)))
+    plans = plans_of(shape, numel, pair, divisor, partial=loss > 0, keep_errors=True, weights=shares)
     interpreter.run(plans, sources, outputs, Op.SUM, seed=seed, loss=loss, coders=CODERS)
     total = outputs[0].astype(np.float64) * divisor
     for plan, source in zip(plans, sources, strict=True):

@@ -10,7 +10,7 @@ from commlayer.plans import direct, hierarchical
 from commlayer.plans.hierarchical import Hosts
 from commlayer.plans.plan import StepKind
 from commlayer.plans.settings import Settings
-from tests.unit.plans.conformance import TENSORS, barrier_holds, conform_all, outcomes
+from tests.unit.plans.conformance import TENSORS, barrier_holds, conform_all, outcomes, weights
 
 HOSTS = (
     ((0, 1), (2,)),
@@ -57,16 +57,24 @@ def test_slots_are_used_again_in_time(monkeypatch: pytest.MonkeyPatch, determini
             "deterministic": st.booleans(),
         }
     ),
+    chance=st.data(),
     **TENSORS,
 )
-def test_any_shape(hosts: Hosts, numel: int, choices: dict[str, Any], **tensors: Any) -> None:
-    conform_all(hierarchical, hosts, numel, Settings(**choices), **tensors)
+def test_any_shape(hosts: Hosts, numel: int, choices: dict[str, Any], chance: st.DataObject, **tensors: Any) -> None:
+    s = Settings(**choices, weights=chance.draw(weights(len(hosts))))
+    conform_all(hierarchical, hosts, numel, s, **tensors)
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("hosts", HOSTS, ids=str)
 def test_long_segments_go_through_staging_in_rounds(hosts: Hosts, deterministic: bool) -> None:
-    s = Settings(segment_bytes=1500, staging_bytes=1000, deterministic=deterministic, exchange_limit_bytes=0)
+    s = Settings(
+        segment_bytes=1500,
+        staging_bytes=1000,
+        deterministic=deterministic,
+        exchange_limit_bytes=0,
+        weights=tuple(range(len(hosts))),
+    )
     for seed in range(4):
         conform_all(hierarchical, hosts, 997, s, seed=seed)
 

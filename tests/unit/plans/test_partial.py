@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -42,7 +43,9 @@ def lossy(n: int, numel: int, seed: int, settings: Settings, **how: Any) -> tupl
 @pytest.mark.parametrize("loss", [0.0, 0.3, 1.0])
 def test_sums_and_losses_of_a_partial_all_reduce_add_up_to_all_inputs(n: int, numel: int, loss: float) -> None:
     for seed in range(5):
-        inputs, outputs, masks = lossy(n, numel, seed, PARTIAL, loss=loss)
+        shares = tuple((rank + seed) % n for rank in range(n)) if seed else ()
+        settings = dataclasses.replace(PARTIAL, weights=shares)
+        inputs, outputs, masks = lossy(n, numel, seed, settings, loss=loss)
         counted = sum(np.where(mask, 0, each) for each, mask in zip(inputs, masks, strict=True))
         np.testing.assert_allclose(outputs[0], counted, rtol=1e-12, atol=1e-12)
         for output in outputs[1:]:

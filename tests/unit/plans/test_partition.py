@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commlayer.plans.partition import ALIGNMENT_BYTES, MESSAGE_LIMIT_BYTES, SEGMENT_LIMIT, Range, partition, segments
+from commlayer.plans.partition import (
+    ALIGNMENT_BYTES,
+    MESSAGE_LIMIT_BYTES,
+    SEGMENT_LIMIT,
+    Range,
+    longest_whole,
+    partition,
+    segments,
+)
 
 ITEMSIZES = st.sampled_from((1, 2, 4, 8, 16))
 
@@ -33,6 +41,37 @@ def test_partition_covers_the_whole_in_whole_elements(offset: int, numel: int, i
         assert longest - shortest < 2 * ALIGNMENT_BYTES
     else:
         assert longest - shortest <= itemsize
+
+
+@given(
+    offset=st.integers(0, 9),
+    numel=st.integers(0, 5000),
+    itemsize=ITEMSIZES,
+    weights=st.lists(st.integers(0, 40), min_size=1, max_size=20).filter(any),
+)
+def test_parts_are_in_proportion_to_their_weights(offset: int, numel: int, itemsize: int, weights: list[int]) -> None:
+    whole = Range(offset * itemsize, numel * itemsize)
+    ranges = partition(whole, len(weights), itemsize, weights)
+    covers(ranges, whole)
+    granule = ALIGNMENT_BYTES if whole.length >= len(weights) * ALIGNMENT_BYTES else itemsize
+    for (_, length), weight in zip(ranges, weights, strict=True):
+        assert length % itemsize == 0
+        assert length == 0 or weight > 0
+        assert abs(length - whole.length * weight / sum(weights)) <= 2 * granule
+
+
+@given(parts=st.integers(1, 40))
+def test_equal_weights_are_as_good_as_none(parts: int) -> None:
+    whole = Range(0, parts * 6400)
+    assert partition(whole, parts, 4, [7] * parts) == partition(whole, parts, 4)
+    assert longest_whole(parts, [7] * parts) == longest_whole(parts)
+
+
+@given(weights=st.lists(st.integers(0, 40), min_size=1, max_size=20).filter(any))
+def test_no_part_of_the_longest_whole_is_too_long_for_a_message(weights: list[int]) -> None:
+    whole = Range(0, longest_whole(len(weights), weights))
+    longest = max(length for _, length in partition(whole, len(weights), 4, weights))
+    assert MESSAGE_LIMIT_BYTES // 2 < longest <= MESSAGE_LIMIT_BYTES
 
 
 @given(numel=st.integers(0, 5000), itemsize=ITEMSIZES, segment_bytes=st.integers(1, 9000), longest=st.integers(1, 300))

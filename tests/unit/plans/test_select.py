@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from commlayer.errors import ConfigError
 from commlayer.plans import direct, select
 from commlayer.plans.hierarchical import Hosts
 from commlayer.plans.plan import Plan, StepKind
@@ -92,3 +93,17 @@ def test_plans_are_cached() -> None:
 
     assert plan() is plan()
     assert select.plan_for.cache_info().maxsize is not None
+
+
+def test_weights_for_other_hosts_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"weights=\(1, 2\)\) for 4 hosts"):
+        plan_for("all_reduce", rank=0, hosts=FLAT, numel=100_000, itemsize=4, settings=Settings(weights=(1, 2)))
+
+
+def test_other_weights_are_another_signature() -> None:
+    plans = [
+        plan_for("all_reduce", rank=0, hosts=FLAT, numel=100_000, itemsize=4, settings=Settings(weights=weights))
+        for weights in ((), (1, 1, 1, 0), (1, 1, 0, 1))
+    ]
+    assert len({plan.signature for plan in plans}) == 3
+    assert [plan.weights for plan in plans] == [(), (1, 1, 1, 0), (1, 1, 0, 1)]

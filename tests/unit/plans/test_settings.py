@@ -15,6 +15,8 @@ from commlayer.plans.settings import Settings
         {"exchange_limit_bytes": -1},
         {"staging_bytes": -1},
         {"small_bytes": -1},
+        {"weights": (1, -1)},
+        {"weights": (0, 0, 0)},
     ],
 )
 def test_values_out_of_range_are_refused_by_name(wrong: dict[str, Any]) -> None:
