@@ -68,6 +68,7 @@ void cl_congestion_acknowledged(struct cl_congestion *congestion, const struct c
         sample.queue_us = cl_egress_on_sample(egress, &congestion->view, &left, now_us);
         sample.base_us = timing->base_us;
     }
+    cl_peak_see(&congestion->nic->delivered, ack->bytes, now_us);
     egress->marked |= ack->marked > 0;
     cl_egress_on_settled(egress, ack->packets, 0);
     cl_cc_on_acked(&congestion->cc, &sample);
@@ -89,6 +90,7 @@ void cl_congestion_timeout(struct cl_congestion *congestion, uint32_t count)
 void cl_congestion_received(struct cl_congestion *congestion, uint32_t bytes, uint64_t received_us)
 {
     cl_ingress_on_packet(&congestion->nic->ingress, &congestion->sender, bytes, received_us);
+    cl_peak_see(&congestion->nic->arrived, bytes, received_us);
 }
 
 void cl_congestion_finished(struct cl_congestion *congestion)
@@ -149,5 +151,7 @@ struct cl_congestion_report cl_congestion_report(const struct cl_congestion *con
                                          .rate_bytes = congestion->pacer.rate,
                                          .queue_us = congestion->cc.queue_us,
                                          .capacity_bytes = (uint64_t)egress->capacity,
-                                         .carried_bytes = egress->bytes[CL_CLASSES - 1]};
+                                         .carried_bytes = egress->bytes[CL_CLASSES - 1],
+                                         .delivered_bytes = cl_peak_rate(&congestion->nic->delivered),
+                                         .arrived_bytes = cl_peak_rate(&congestion->nic->arrived)};
 }

@@ -14,6 +14,7 @@
 #include "congestion/egress.h"
 #include "congestion/ingress.h"
 #include "congestion/pacer.h"
+#include "congestion/peak.h"
 
 enum {
     CL_CONGESTION_OVERHEAD_BYTES = CL_EGRESS_OVERHEAD_BYTES, /* of a datagram, on the wire */
@@ -23,6 +24,7 @@ enum {
 struct cl_congestion_nic {
     struct cl_egress egress;
     struct cl_ingress ingress;
+    struct cl_peak delivered, arrived;
 };
 
 struct cl_congestion {
@@ -72,9 +74,10 @@ struct cl_congestion_port {
 /* The state of a path, for statistics. */
 struct cl_congestion_report {
     uint64_t window_bytes;
-    uint64_t rate_bytes;                    /* per second, of the path; 0: not paced */
-    uint32_t queue_us;                      /* beyond the interface */
-    uint64_t capacity_bytes, carried_bytes; /* of the interface: per second; in all */
+    uint64_t rate_bytes;                     /* per second, of the path; 0: not paced */
+    uint32_t queue_us;                       /* beyond the interface */
+    uint64_t capacity_bytes, carried_bytes;  /* of the interface: per second; in all */
+    uint64_t delivered_bytes, arrived_bytes; /* per second, of the interface: the peaks of lately; 0: unknown */
 };
 
 void cl_congestion_nic_init(struct cl_congestion_nic *nic, uint32_t datagram_bytes);

@@ -304,6 +304,9 @@ struct cl_path_stats {
     /* Bytes per second that the interface of the path carries, as measured, and the bytes that this process has sent
      * through it, with headers. */
     uint64_t capacity_bytes, carried_bytes;
+    /* Bytes per second: the highest rates at which peers have acknowledged data that left through the interface, and at
+     * which data came in there, in 50 ms of lately. 0: unknown. */
+    uint64_t delivered_bytes, arrived_bytes;
 };
 /* Fills in up to `capacity` paths to a peer; returns their number, or CL_EINVAL for an unknown peer. */
 int cl_engine_read_paths(cl_engine *engine, uint16_t peer, struct cl_path_stats *paths, uint32_t capacity);

@@ -201,7 +201,9 @@ void cl_path_read(const struct cl_path *path, struct cl_path_stats *stats)
                                     .heard_us = path->heard_us,
                                     .datagram_bytes = path->mtu.limit,
                                     .capacity_bytes = report.capacity_bytes,
-                                    .carried_bytes = report.carried_bytes};
+                                    .carried_bytes = report.carried_bytes,
+                                    .delivered_bytes = report.delivered_bytes,
+                                    .arrived_bytes = report.arrived_bytes};
 }
 
 uint64_t cl_path_deadline_us(const struct cl_path *path)

@@ -21,28 +21,36 @@ static inline void add(void *target, const void *source, size_t count)
 
 static const struct cl_arithmetic ADDITION = {.element_bytes = 4, .reduce = add};
 
-/* The plan direct.all_reduce: per segment each rank sends the owners their shards, reduces its own, sends it back. */
-static inline cl_plan *all_reduce_plan(uint32_t rank, uint32_t segments)
+/* The plan direct.all_reduce: per segment each rank sends the owners their shards, reduces its own, sends it back. The
+ * shards of a segment have these lengths, of which some may be 0. */
+static inline cl_plan *all_reduce_plan(uint32_t rank, uint32_t segments, const uint32_t *lengths)
 {
-    uint32_t count = segments * STEPS_PER_SEGMENT, edges = 0, shard = SEGMENT_BYTES / HOSTS, next = 0;
-    struct cl_step *steps = calloc(count, sizeof *steps);
-    uint32_t *successors = calloc((size_t)count * HOSTS, sizeof *successors);
+    struct cl_step *steps = calloc((size_t)segments * STEPS_PER_SEGMENT, sizeof *steps);
+    uint32_t *successors = calloc((size_t)segments * STEPS_PER_SEGMENT * HOSTS, sizeof *successors);
+    uint32_t count = 0, edges = 0, offsets[HOSTS] = {0};
+    for (uint32_t i = 1; i < HOSTS; i++)
+        offsets[i] = offsets[i - 1] + lengths[i - 1];
     for (uint32_t segment = 0; segment < segments; segment++) {
         uint64_t start = (uint64_t)segment * SEGMENT_BYTES;
-        uint32_t reduces = next + HOSTS - 1, results = reduces + HOSTS - 1;
+        uint32_t contributions = 0;
+        for (uint32_t i = 1; i < HOSTS; i++)
+            contributions += lengths[(rank + i) % HOSTS] > 0;
+        uint32_t results = count + contributions + HOSTS - 1;
         for (int phase = 0; phase < 4; phase++)
             for (uint32_t i = 1; i < HOSTS; i++) {
                 uint32_t peer = (rank + i) % HOSTS, owner = phase == 0 || phase == 3 ? peer : rank;
-                struct cl_step *step = &steps[next++];
+                if (!lengths[owner])
+                    continue;
+                struct cl_step *step = &steps[count++];
                 *step = (struct cl_step){.kind = (uint16_t)(phase == 0 || phase == 2 ? CL_SEND
                                                             : phase == 1             ? CL_RECV_REDUCE
                                                                                      : CL_RECV_COPY),
                                          .peer = peer,
                                          .source = CL_OUTPUT,
                                          .target = CL_OUTPUT,
-                                         .source_offset = start + (uint64_t)owner * shard,
-                                         .target_offset = start + (uint64_t)owner * shard,
-                                         .length = shard,
+                                         .source_offset = start + offsets[owner],
+                                         .target_offset = start + offsets[owner],
+                                         .length = lengths[owner],
                                          .message = 2 * segment + (phase >= 2),
                                          .dependencies = phase == 2 ? HOSTS - 1 : 0,
                                          .successor_first = edges,
@@ -92,9 +100,8 @@ static inline void completed(struct network_host *host, const struct cl_completi
     go_on(host->argument);
 }
 
-/* Time the links need for the payload of several all-reduces over the time these take, in percent. Frees the network.
- */
-static inline double efficiency(struct network *network, uint32_t bytes, double mbit_per_s)
+/* The mean time of several all-reduces. The shards of each segment have these lengths. */
+static inline double all_reduce_us(struct network *network, uint32_t bytes, const uint32_t *lengths)
 {
     static const uint16_t PEERS[HOSTS] = {0, 1, 2, 3};
     struct run runs[HOSTS];
@@ -102,7 +109,7 @@ static inline double efficiency(struct network *network, uint32_t bytes, double 
     uint8_t *data[HOSTS];
     uint64_t spent_us = 0;
     for (uint32_t i = 0; i < HOSTS; i++) {
-        plans[i] = all_reduce_plan(i, bytes / SEGMENT_BYTES);
+        plans[i] = all_reduce_plan(i, bytes / SEGMENT_BYTES, lengths);
         data[i] = calloc(1, bytes);
     }
     for (uint32_t round = 0; round < WARM + MEASURED; round++) {
@@ -144,9 +151,34 @@ static inline double efficiency(struct network *network, uint32_t bytes, double 
         cl_plan_release(plans[i]);
         free(data[i]);
     }
+    return (double)spent_us / MEASURED;
+}
+
+static const uint32_t EQUAL_SHARDS[HOSTS] = {SEGMENT_BYTES / HOSTS, SEGMENT_BYTES / HOSTS, SEGMENT_BYTES / HOSTS,
+                                             SEGMENT_BYTES / HOSTS};
+
+/* Time that a link needs for this payload. */
+static inline double link_us(double bytes, double mbit_per_s)
+{
+    return bytes * 1514 / 1432 * 8 / mbit_per_s;
+}
+
+/* Time the links need for the payload of several all-reduces over the time these take, in percent. Frees the network.
+ */
+static inline double efficiency(struct network *network, uint32_t bytes, double mbit_per_s)
+{
+    double spent_us = all_reduce_us(network, bytes, EQUAL_SHARDS);
     network_free(network);
-    double ideal_us = 2.0 * (HOSTS - 1) / HOSTS * bytes * 1514 / 1432 * 8 / mbit_per_s;
-    return 100 * MEASURED * ideal_us / (double)spent_us;
+    return 100 * link_us(2.0 * (HOSTS - 1) / HOSTS * bytes, mbit_per_s) / spent_us;
+}
+
+/* Shards of a segment of which host 1 owns none. */
+static inline void shards_without_host_1(uint32_t *lengths)
+{
+    enum { THIRD = SEGMENT_BYTES / 3 / 64 * 64 };
+    lengths[0] = SEGMENT_BYTES - 2 * THIRD;
+    lengths[1] = 0;
+    lengths[2] = lengths[3] = THIRD;
 }
 
 #endif
