@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from commlayer.errors import CommError, OperationTimeoutError
-from commlayer.frontend.group import backend, submit
+from commlayer.frontend.group import backend, shares, submit
 from commlayer.transport.base import DType, Op, Request, Times
 from commlayer.transport.bootstrap import Rendezvous
 from tests import oracle, ranks
@@ -51,6 +51,7 @@ class Call:
     average: bool
     root: int
 
+    weights: ClassVar[tuple[int, ...]] = ()
     steps: ClassVar = np.zeros(0)  # caches look at the size of plans
     successors: ClassVar = np.zeros(0)
 
@@ -64,6 +65,7 @@ class Delivery:
     same: bool
 
     collective: ClassVar = "delivery"
+    weights: ClassVar[tuple[int, ...]] = ()
     steps: ClassVar = np.zeros(0)
     successors: ClassVar = np.zeros(0)
 
@@ -149,6 +151,9 @@ class FakeGroup:
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
         self._messages: list[threading.Thread] = []
+
+    def rates(self) -> tuple[float, float]:
+        return 0.0, 0.0
 
     def awaited(self) -> list[int]:
         return []
@@ -281,6 +286,7 @@ def install() -> None:
         return FakeGroup(rendezvous)
 
     vars(submit).update(plan_for=plan_for, deliver=deliver)
+    vars(shares).update(plan_for=plan_for)
     vars(backend).update(connect=connect)
 
 

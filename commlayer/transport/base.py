@@ -222,6 +222,10 @@ class Group(Protocol):
     on_failure: Callable[[], None]
     """It is called before an error of one of the group's operations is raised."""
 
+    def rates(self) -> tuple[float, float]:
+        """Bytes per second that this rank's interfaces have carried to other hosts, and from them, at best lately.
+        0: not known."""
+
     def awaited(self) -> list[int]:
         """The ranks that the collectives in flight wait for."""
 

@@ -78,6 +78,8 @@ class Call:
     """Whether it raised an error before it returned."""
     is_waited: bool = False
     """Whether a thread has blocked in `Work.wait()`, as far as `telemetry.meter` looked."""
+    weights: tuple[int, ...] = ()
+    """Of the hosts that own its shards; see `plans.plan.Plan`."""
     ordinal: int = 0
     """The number of a message among those with the same other rank, tag and direction, from 1."""
     frames: tuple[Any, ...] = ()
@@ -150,6 +152,8 @@ class Call:
             details.append(f"tag {self.tag}")
         if self.signed:
             details.append(f"losses {self.signed}")
+        if self.weights:
+            details.append(f"shards {':'.join(map(str, self.weights))}")
         return ", ".join(details)
 
 

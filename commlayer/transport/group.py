@@ -208,6 +208,15 @@ class NativeGroup:
             self.diagnosis.inquiry.abort(reason)
         self._leave_engine()
 
+    def rates(self) -> tuple[float, float]:
+        others = [self._peers[rank] for host in self.hosts if self.rank not in host for rank in host]
+        found = {
+            path.port: (path.delivered_bytes, path.arrived_bytes)
+            for _, _, path in self.engine.path_counters(others)
+            if not path.is_dead
+        }
+        return sum(sent for sent, _ in found.values()), sum(received for _, received in found.values())
+
     def awaited(self) -> list[int]:
         flags = ffi.new("uint8_t[]", self.size)
         with self._lock:

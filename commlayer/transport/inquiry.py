@@ -106,7 +106,7 @@ class Inquiry:
                 "number": call.sequence,
                 "rank": call.rank,
                 "tag": call.tag,
-                "key": [call.name, str(call.dtype), call.reduction, call.rank, [str(each) for each in call.signed]],
+                "key": [call.name, str(call.dtype), call.reduction, call.rank, [*map(str, call.signed), *call.weights]],
                 "elements": sum(map(math.prod, call.inputs or call.outputs)),
                 "text": f"{call.title()} {call.arguments(self._ranks)}".rstrip() + f" in {place}" * bool(place),
             }

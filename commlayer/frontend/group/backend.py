@@ -137,7 +137,8 @@ class CommProcessGroup(dist.ProcessGroup):
         self.host_count = len(native.hosts)
         # torch's set_timeout and _set_pg_timeout put the group's timeout into gloo's options.
         priority, gloo = self.policy.priority, self._gloo
-        self._submitter = Submitter(self._native, settings, priority, lambda: gloo.options._timeout, calls)
+        agreement = dist.PrefixStore("shares", rendezvous.store)
+        self._submitter = Submitter(self._native, settings, priority, lambda: gloo.options._timeout, calls, agreement)
         self._native.on_left = self._submitter.forget
         self._record = open_record(self, name, global_ranks or range(size), self._native, self._submitter, config)
         self._collectives = Collectives(

@@ -28,6 +28,7 @@ from ...transport.base import DType, Group, Handle, Op, Qos, Request
 from ...transport.call import Call, Calls
 from ..work.context import current_label, current_order, current_priority
 from ..work.work import CommWork, JoinedHandle, ReceiveWork, join
+from .shares import Shares, Store
 from .tensors import Kind, copy_back
 
 HandleT = TypeVar("HandleT", bound=Handle)
@@ -37,6 +38,9 @@ UNSET = timedelta(milliseconds=-1)
 
 SCALARS_KEPT = 256
 """The latest works of one element, which are kept in any case."""
+
+HOSTS_LEAST = 3
+"""Between two hosts every link carries as much, whatever their shares."""
 
 UNWAITED_MAX = 1 << 16
 """Works of one element that are kept until a caller waits for them: a job that never waits must not grow."""
@@ -55,7 +59,8 @@ class Operation(NamedTuple):
 class Submitter:
     """Starts the operations of one group.
 
-    `timeout` returns the group's current timeout, for operations that have none of their own.
+    `timeout` returns the group's current timeout, for operations that have none of their own. With a `store`, the
+    hosts' shares of sums follow the rates of their links.
     """
 
     def __init__(
@@ -65,12 +70,16 @@ class Submitter:
         priority: int,
         timeout: Callable[[], timedelta],
         calls: Calls | None = None,
+        store: Store | None = None,
     ) -> None:
         self._group = group
         self._settings = settings
         self._priority = priority
         self._timeout = timeout
         self._plans = PlanCache()
+        self._shares = None
+        if store is not None and len(group.hosts) >= HOSTS_LEAST:
+            self._shares = Shares(group, settings, store, lambda: timeout().total_seconds())
         self.calls = calls or Calls()
         """The calls of the group."""
         self.profile: Callable[[Call], AbstractContextManager[Any]] = lambda _: nullcontext()
@@ -104,19 +113,15 @@ class Submitter:
         itemsize = source.element_size() // kind.parts
         numel, average, element = count * kind.parts, kind.average, kind.element
         settings = self._settings if partial is None else partial.settings
-        plan = self._plans.get(
-            (
-                name,
-                numel,
-                itemsize,
-                average,
-                root,
-                None if partial is None else partial.plan_key,
-                element,
-                signed,
-                pair,
-            ),
-            lambda: plan_for(
+        weights: tuple[int, ...] = ()
+        if self._shares is not None and name == "all_reduce" and kind.op == Op.SUM:
+            weights = self._shares.weights(numel * itemsize, settings, is_coded=pair is not None)
+
+        def made() -> Plan:
+            own = settings if not weights else dataclasses.replace(settings, weights=weights)
+            if pair is not None:
+                own = dataclasses.replace(own, codecs=pair[:2], keep_errors=pair.keeps_errors)
+            return plan_for(
                 name,
                 rank=self._group.rank,
                 hosts=self._group.hosts,
@@ -126,11 +131,11 @@ class Submitter:
                 root=root,
                 element=element,
                 signed=signed,
-                settings=settings
-                if pair is None
-                else dataclasses.replace(settings, codecs=pair[:2], keep_errors=pair.keeps_errors),
-            ),
-        )
+                settings=own,
+            )
+
+        key = None if partial is None else partial.plan_key
+        plan = self._plans.get((name, numel, itemsize, average, root, key, element, signed, pair, weights), made)
         return [Operation(plan, source.data_ptr(), target.data_ptr(), kind.dtype, kind.op)]
 
     def delivery(
@@ -187,6 +192,7 @@ class Submitter:
         timeout_s = timeout.total_seconds()
         priority = self._class() if priority is None else priority
         call.priority, call.label = priority, current_label()
+        call.weights = operations[0].plan.weights if operations else ()
         self.calls.add(call)
         with self.profile(call):
             if not getattr(opts, "asyncOp", True) and qos is None and codec_key is None:

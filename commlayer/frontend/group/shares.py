@@ -1,0 +1,149 @@
+"""`Shares`: the hosts' shares of a group's all-reduces, by the rates of their links.
+
+Every few all-reduces the ranks exchange the rates that they have measured (an all-gather of 16 bytes for each rank).
+Some all-reduces later each of them derives the same weights from these rates. A rank that does not have the rates of
+all by then cannot wait: the late rank may be waiting for it in another group. So it proposes the present weights, and
+whoever would change them asks the Store, where the first proposal holds for all ranks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ...errors import CommError
+from ...plans.select import has_shards, plan_for
+from ...plans.settings import Settings
+from ...plans.weights import Rates, weights_for
+from ...transport.base import DType, Group, Handle, Op, Request
+from ...transport.log import log
+
+LEAST_BYTES = 256 << 10
+"""Shorter all-reduces have equal shards."""
+
+EVERY = 20
+"""All-reduces between two changes of the weights."""
+
+LEAD = 8
+"""All-reduces from an exchange of rates to the change. The first of all follows its exchange at once."""
+
+FIRST = 2
+"""The first all-reduce, from 0, whose weights may differ: the rates are those of the first one."""
+
+LATE_S = 0.02
+"""The longest wait for the rates of a late rank."""
+
+POLL_S = 0.0002
+
+
+class Store(Protocol):
+    """The part of torch's Store that the ranks agree with."""
+
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes: ...
+    def delete_key(self, key: str) -> bool: ...
+
+
+class Exchange(NamedTuple):
+    """One exchange of rates. The engine uses the arrays until it has ended."""
+
+    handle: Handle
+    own: npt.NDArray[np.float64]
+    rates: npt.NDArray[np.float64]
+    """By rank: bytes per second sent and received."""
+
+
+class Shares:
+    """The shares of one group's hosts. Every rank asks for the weights of the same all-reduces, in the same order."""
+
+    def __init__(self, group: Group, settings: Settings, store: Store, timeout_s: Callable[[], float]) -> None:
+        self._group = group
+        self._settings = settings
+        self._store = store
+        self._timeout_s = timeout_s
+        self._lock = threading.Lock()
+        self._count = 0
+        self._weights: tuple[int, ...] = ()
+        self._exchange: Exchange | None = None
+        self._late: list[Exchange] = []
+        self._asked: list[str] = []  # keys of the Store that some rank may still read
+
+    def weights(self, length: int, settings: Settings, *, is_coded: bool) -> tuple[int, ...]:
+        """The weights (`Settings.weights`) for the next all-reduce of `length` bytes, with these settings and, if
+        `is_coded`, with codecs. Raises CommError if the Store does not answer.
+        """
+        if length < LEAST_BYTES or not (is_coded or has_shards(self._group.hosts, length, settings)):
+            return ()
+        with self._lock:
+            since = self._count - FIRST
+            self._count += 1
+            if since % EVERY == 0 and since >= 0:
+                self._decide(str(since))
+            if since == -1 or (since % EVERY == EVERY - LEAD and since > 0):
+                self._begin()
+            # A codec rounds what the others send to an owner, and not what it adds itself: other owners, other bits.
+            return () if settings.deterministic and is_coded else self._weights
+
+    def _begin(self) -> None:
+        """Sends this rank's rates to all, and receives theirs."""
+        group = self._group
+        own, rates = np.array(group.rates(), np.float64), np.zeros((group.size, 2), np.float64)
+        plan = plan_for("all_gather", rank=group.rank, hosts=group.hosts, numel=2, itemsize=8, settings=self._settings)
+        request = Request(plan, own.ctypes.data, rates.ctypes.data, DType.F64, Op.SUM, self._timeout_s())
+        self._exchange = Exchange(group.submit(request), own, rates)
+
+    def _decide(self, key: str) -> None:
+        """All ranks have the same weights from this all-reduce on."""
+        exchange, self._exchange = self._exchange, None
+        if exchange is None:
+            return
+        if not _has_ended(exchange):
+            self._late.append(exchange)
+            self._agree(key, self._weights)
+        elif not exchange.handle.failed():  # the group has failed with it, and so will the all-reduce
+            self._forget()
+            proposed = weights_for(self._of_hosts(exchange.rates), self._weights)
+            if proposed != self._weights:
+                self._agree(key, proposed)
+
+    def _of_hosts(self, rates: npt.NDArray[np.float64]) -> list[Rates]:
+        """The rates of each host: of all its ranks together. A rank that sends nothing to other hosts has none."""
+        return [Rates(*map(float, rates[list(ranks)].sum(axis=0))) for ranks in self._group.hosts]
+
+    def _agree(self, key: str, proposed: tuple[int, ...]) -> None:
+        before = self._weights
+        try:
+            answer = self._store.compare_set(key, "", json.dumps(proposed))
+        except RuntimeError as error:
+            raise CommError(
+                f"{self._group.who}: the job's Store does not answer, and the ranks must agree on the shards of the "
+                f"hosts: the process that serves it (rank 0, or torchrun's agent) is gone; look at its log ({error})"
+            ) from error
+        self._asked.append(key)
+        self._weights = tuple(json.loads(answer))
+        if self._weights != before:
+            log.info("%s: shards of the hosts in proportion to %s", self._group.who, self._weights or "nothing: equal")
+
+    def _forget(self) -> None:
+        """Every rank has begun an exchange later than these keys, and asks for them no more."""
+        for key in self._asked:
+            with contextlib.suppress(RuntimeError):  # the Store is gone; the next one that needs it says so
+                self._store.delete_key(key)
+        self._asked.clear()
+        self._late = [each for each in self._late if not each.handle.done()]
+
+
+def _has_ended(exchange: Exchange) -> bool:
+    """Waits a moment for the exchange."""
+    end_s = time.monotonic() + LATE_S
+    while not exchange.handle.done():
+        if time.monotonic() >= end_s:
+            return False
+        time.sleep(POLL_S)
+    return True
