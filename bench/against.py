@@ -85,6 +85,7 @@ CASES = {
     "loss1": emulated("1 % loss", "loss1"),
     "loss3": emulated("3 % loss", "loss1", 0.03),
     "incast": emulated("incast", "incast_cross"),
+    "slow": emulated("one host at half the rate", "slow_host"),
     **{f"fabric-{seed}": Case(f"fabric, all-to-owner, seed {seed}", seed=seed) for seed in SEEDS},
 }
 

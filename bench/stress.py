@@ -42,6 +42,8 @@ CHUNKS = (1, 4)
 WIRES = ("float32", "16 bit")
 """Gradients as they are, and cast; backends are compared on the same wire. gloo casts to the better 16-bit type."""
 OUR_CAST = "float16"
+WARMUP = 2
+"""Calls that are not counted. From the third one on, shares of the hosts follow the rates of their links."""
 
 
 def wire_of(name: str) -> str:
@@ -99,7 +101,7 @@ class Case:
         """The arguments of `commlayer bench`."""
         return (
             f"{self.arguments} --scenario {self.scenario} --backends {','.join(backends)} "
-            f"--rounds {rounds} --iters {iters} --warmup 1 --timeout 120"
+            f"--rounds {rounds} --iters {iters} --warmup {WARMUP} --timeout 120"
         )
 
 
@@ -142,6 +144,15 @@ CASES = {
         GRADIENTS,
         rounds=3,
         iters=3,
+        tunes_gloo=True,
+    ),
+    "slow": Case(
+        "8 MiB, one host with half the rate",
+        "slow_host",
+        ours("", *bounded(0.01)),
+        GRADIENTS,
+        rounds=3,
+        iters=5,
         tunes_gloo=True,
     ),
     "priority": Case(
