@@ -53,7 +53,7 @@ def all_reduce(rank: int, hosts: Hosts, numel: int, itemsize: int, divisor: int,
             network.all_reduce(shards)
     else:
         between = (lambda i, after: network.all_reduce(mine[i], after)) if members else None
-        hierarchical.reduce_and_spread(b, local, cuts, itemsize, settings.staging_bytes, between)
+        hierarchical.reduce_and_spread(b, local, cuts, itemsize, settings, between)
     # Ranks that own nothing have no such steps, but the operation is the same.
     return dataclasses.replace(b.build(), encodes=True, partial=settings.partial)
 

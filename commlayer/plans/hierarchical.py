@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from ..errors import ConfigError
 from . import direct
 from .codec import Codec, Encoding
-from .host import SLOTS, await_all, staged_broadcast, staged_reduce, staging_area
+from .host import SLOTS, add_parts, await_all, staged_broadcast, staged_reduce, staging_area
 from .partition import MESSAGE_LIMIT_BYTES, Range, longest_whole, partition, segments
 from .plan import Buffer, Plan, PlanBuilder
 from .settings import Settings
@@ -62,7 +62,7 @@ def all_reduce(rank: int, hosts: Hosts, numel: int, itemsize: int, divisor: int,
         return direct.all_reduce_segment(b, members, shards, divisor=divisor, window=window, after=after)
 
     lag = min(NETWORK_LAG, len(pieces) - 1)
-    staged_reduce(b, local, owners, pieces, itemsize, slot_bytes, finish, lag=lag)
+    staged_reduce(b, local, owners, pieces, itemsize, slot_bytes, finish, lag=lag, ordered=settings.deterministic)
     return b.build()
 
 
@@ -84,8 +84,7 @@ def _long_all_reduce(rank: int, hosts: Hosts, numel: int, itemsize: int, divisor
     def between(i: int, after: Sequence[int]) -> list[int]:
         return direct.all_reduce_segment(b, members, shards[i], divisor=divisor, window=window, after=after)
 
-    staging_bytes = settings.staging_bytes
-    reduce_and_spread(b, local, cuts, itemsize, staging_bytes, between if members else None, source=OUTPUT)
+    reduce_and_spread(b, local, cuts, itemsize, settings, between if members else None, source=OUTPUT)
     return b.build()
 
 
@@ -123,7 +122,7 @@ def partial_all_reduce(rank: int, hosts: Hosts, numel: int, itemsize: int, divis
             weight=len(local),
         )
 
-    reduce_and_spread(b, local, cuts, itemsize, settings.staging_bytes, between if members else None)
+    reduce_and_spread(b, local, cuts, itemsize, settings, between if members else None)
     return dataclasses.replace(b.build(), partial=True)  # ranks that own nothing have no partial steps
 
 
@@ -132,7 +131,7 @@ def reduce_and_spread(
     local: Sequence[int],
     cuts: Sequence[Sequence[Range]],
     itemsize: int,
-    staging_bytes: int,
+    settings: Settings,
     between: Callable[[int, Sequence[int]], list[int]] | None,
     *,
     source: Buffer = INPUT,
@@ -145,7 +144,8 @@ def reduce_and_spread(
     """
     me, owners = local.index(b.rank), len(cuts[0]) if cuts else 1
     peers = [peer for peer in local if peer != b.rank]
-    slot_bytes, part_bytes = staging_area(staging_bytes, 1, owners, itemsize)
+    slot_bytes, part_bytes = staging_area(settings.staging_bytes, 1, owners, itemsize)
+    head_at = b.scratch(part_bytes) if settings.deterministic else None
     chain = b.chain()
 
     def rounds(shards: Sequence[Range]) -> Iterator[tuple[int, list[Range]]]:
@@ -163,8 +163,8 @@ def reduce_and_spread(
                     b.copy(source, part.offset, STAGING, slot + j * part_bytes, part.length)
             b.post()
             await_all(b, peers, b.posts)
-            for peer in peers if me < owners and parts[me].length else ():
-                b.reduce(STAGING, slot + me * part_bytes, source, *parts[me], staging_of=peer)
+            if peers and me < owners and parts[me].length:
+                add_parts(b, local, slot + me * part_bytes, source, parts[me], head_at)
 
     def spread_here(shards: Sequence[Range], done: Sequence[int]) -> None:
         for slot, parts in rounds(shards):

@@ -36,7 +36,8 @@ def all_reduce(rank: int, world_size: int, numel: int, itemsize: int, divisor: i
 
     slot_bytes, longest = staging_area(settings.staging_bytes, 2, 1, itemsize)
     pieces = segments(whole, itemsize, longest, longest)
-    staged_reduce(b, local, world_size, pieces, itemsize, slot_bytes, _scale(b, divisor))
+    finish, ordered = _scale(b, divisor), settings.deterministic
+    staged_reduce(b, local, world_size, pieces, itemsize, slot_bytes, finish, ordered=ordered)
     return b.build()
 
 
@@ -85,6 +86,39 @@ def _small_all_reduce(b: PlanBuilder, local: Sequence[int], whole: Range, diviso
             b.scale(OUTPUT, 0, whole.length, divisor)
 
 
+def add_parts(
+    b: PlanBuilder,
+    local: Sequence[int],
+    staged: int,
+    target: Buffer,
+    own: Range,
+    head_at: int | None,
+    *,
+    posts: int | None = None,
+) -> None:
+    """Adds the parts of the other local ranks, at `staged` in the staging of each, to this rank's `own` in `target`,
+    within a chain. `posts`: awaits so many posts of each rank before its part.
+
+    With `head_at`, room in SCRATCH, the sum is ((0 + 1) + 2) + ... in the order of the ranks, whichever of them makes
+    it: a + b and b + a have the same bits.
+    """
+    me = local.index(b.rank)
+    head = local[:me] if head_at is not None and me > 1 else ()
+    for peer in local:
+        if peer == b.rank:
+            continue
+        if posts is not None:
+            b.await_(peer, posts)
+        if head_at is None or peer not in head:
+            b.reduce(STAGING, staged, target, *own, staging_of=peer)
+        elif peer == head[0]:
+            b.copy(STAGING, staged, SCRATCH, head_at, own.length, staging_of=peer)
+        else:
+            b.reduce(STAGING, staged, SCRATCH, head_at, own.length, staging_of=peer)
+        if head_at is not None and head and peer == head[-1]:
+            b.reduce(SCRATCH, head_at, target, *own)
+
+
 def staged_reduce(
     b: PlanBuilder,
     local: Sequence[int],
@@ -96,13 +130,14 @@ def staged_reduce(
     *,
     lag: int = 0,
     root: int | None = None,
+    ordered: bool = False,
 ) -> None:
     """Reduces segments of all local ranks' OUTPUT into theirs, or only into that of `root`, perhaps on another host.
 
     The first `owners` local ranks own a shard of each segment. `finish(buffer, own shard, after)` adds the steps that
     turn the sum of this host, which is there after `after`, into the result (scaling, or reduction over hosts), and
     returns the last of them. Up to `lag` segments may be in these steps at a time. A rank that must keep its OUTPUT
-    because it is not the root reduces its shard in SCRATCH.
+    because it is not the root reduces its shard in SCRATCH. `ordered`: see `add_parts`.
 
     Area A holds contributions, area B results. Iteration i reduces segment i and spreads the result of i - lag:
         contribute i + 1; await all that contributed i; reduce; result of i - lag to B; post; await all; copy out
@@ -121,6 +156,7 @@ def staged_reduce(
     place, aside = OUTPUT, None
     if root not in (None, b.rank):
         place, aside = SCRATCH, Window(b, max(own.length for own in owned), lag + 1)
+    head_at = b.scratch(max(own.length for own in owned)) if ordered else None
     results: list[tuple[int, list[int]]] = []  # offset of each segment's shard in `place`, and the steps before it
     chain = b.chain()
 
@@ -147,10 +183,8 @@ def staged_reduce(
         with chain:
             if aside:
                 b.copy(OUTPUT, own.offset, SCRATCH, at, own.length, free)
-            for peer in peers:
-                b.await_(peer, contributed[segment])
-                staged = slot(0, segment) + own.offset - pieces[segment].offset
-                b.reduce(STAGING, staged, place, at, own.length, staging_of=peer)
+            staged = slot(0, segment) + own.offset - pieces[segment].offset
+            add_parts(b, local, staged, place, Range(at, own.length), head_at, posts=contributed[segment])
         done = finish(place, Range(at, own.length), chain.tail)
         if aside:
             aside.release(done)  # and when it has been copied to area B, which comes earlier in the chain

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from ..errors import ConfigError
 from . import direct, encoded, hierarchical, host, ring
+from .codec import CODECS
 from .hierarchical import Hosts
 from .plan import Buffer, Plan, PlanBuilder, sign
 from .settings import Settings
@@ -130,9 +131,16 @@ def all_reduce_algorithm(hosts: Hosts, length: int, settings: Settings) -> str:
     return "direct" if flat else "hierarchical"
 
 
-def has_shards(hosts: Hosts, length: int, settings: Settings) -> bool:
-    """Whether the hosts own shards of an all-reduce of `length` bytes, which `Settings.weights` can make unequal."""
-    return all_reduce_algorithm(hosts, length, settings) in ("encoded", "direct", "hierarchical")
+def segment_count(hosts: Hosts, length: int, settings: Settings) -> int:
+    """The segments of an all-reduce of `length` bytes, about, whose shards `Settings.weights` can make unequal. 0:
+    the hosts own no shards of it."""
+    if all_reduce_algorithm(hosts, length, settings) not in ("encoded", "direct", "hierarchical"):
+        return 0
+    messages = min(map(len, hosts)) * len(hosts)
+    if settings.codecs is not None:
+        length = CODECS[settings.codecs[0]].encoded_bytes(length)
+    least_bytes = settings.partial_message_bytes * messages if settings.partial else 0
+    return max(length // max(settings.segment_for(messages), least_bytes), 1)
 
 
 def _is_short(hosts: Hosts, length: int, settings: Settings) -> bool:

@@ -8,6 +8,11 @@ anything takes the same time T:
     w[i] = max(0, (T r[i] / S - 1) / (n-2))        with T such that the shares add up to 1
 
 A host of share 0 still receives S. Between two hosts every port carries S with any shares.
+
+This takes a tensor in many segments, whose halves overlap: while one is gathered, the next is reduced. With equal
+shares both halves load both directions of a link equally, and nothing need overlap. With others, one direction of a
+link is idle during the first half of the first segment and the second half of the last: with k segments a host sends
+S (1 + (n-2) w[i] + |n w[i] - 1| / k). So each choice of shares has a least number of segments.
 """
 
 from __future__ import annotations
@@ -17,10 +22,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 LEVEL = 1.15
-"""Up to this ratio of the fastest link to the slowest, shares are equal: measured rates differ by as much."""
+"""Up to this ratio, a link counts as fast as the fastest: measured rates of equal links differ by as much."""
 
 WORTH = 0.95
 """Other shares must shorten the time by this factor, or the present ones stay."""
+
+SEGMENTS_MOST = 16
+"""All-reduces of more segments are not told apart."""
 
 UNITS = 128
 """The largest weight: there are few different weights, and few plans."""
@@ -46,31 +54,52 @@ class Rates(NamedTuple):
     received: float
 
 
-def weights_for(rates: Sequence[Rates], present: tuple[int, ...] = ()) -> tuple[int, ...]:
-    """The weights of the hosts (`Settings.weights`) for these rates; () are equal shares.
+class Weights(NamedTuple):
+    """The hosts' shares."""
+
+    weights: tuple[int, ...]
+    """See `Settings.weights`."""
+    segments: int
+    """All-reduces of fewer segments are faster with equal shares."""
+
+
+EQUAL = Weights((), 1)
+
+
+def weights_for(rates: Sequence[Rates], present: Weights = EQUAL) -> Weights:
+    """The weights of the hosts for these rates.
 
     The `present` weights stay while a rate is unknown, and unless others are clearly faster. A pure function: all ranks
     that have the same rates get the same weights.
     """
     if len(rates) < 3:
-        return ()
+        return EQUAL
     if not all(map(_is_known, rates)):
         return present
     links = _links(rates)
-    if max(links) <= LEVEL * min(links):
-        return ()
-    links = [max(link, SLOWEST * max(links)) for link in links]
+    fastest = max(links)
+    if fastest <= LEVEL * min(links):
+        return EQUAL
+    links = [fastest if fastest <= LEVEL * link else max(link, SLOWEST * fastest) for link in links]
     shares = _shares(links)
     largest = max(shares)
     weights = tuple(round(UNITS * share / largest) for share in shares)
-    return weights if time_of(weights, links) < WORTH * time_of(present, links) else present
+    if time_of(weights, links) >= WORTH * time_of(present.weights, links):
+        return present
+    enough = WORTH * time_of((), links)
+    return next(
+        (Weights(weights, count) for count in range(1, SEGMENTS_MOST + 1) if time_of(weights, links, count) < enough),
+        present,
+    )
 
 
-def time_of(weights: Sequence[int], links: Sequence[float]) -> float:
-    """The time of an all-reduce over these links, for each byte. (): equal shares."""
-    weights = weights or [1] * len(links)
-    total = sum(weights)
-    return max((1 + (len(links) - 2) * weight / total) / link for weight, link in zip(weights, links, strict=True))
+def time_of(weights: Sequence[int], links: Sequence[float], segments: float = math.inf) -> float:
+    """The time of an all-reduce in so many segments over these links, for each byte. (): equal shares."""
+    n, total = len(links), sum(weights)
+    shares = [weight / total for weight in weights] or [1 / n] * n
+    return max(
+        (1 + (n - 2) * share + abs(n * share - 1) / segments) / link for share, link in zip(shares, links, strict=True)
+    )
 
 
 def _is_known(rates: Rates) -> bool:

@@ -65,6 +65,9 @@ COLLECTIVES_BLOCK = 500
 """The first collective of a group has a number that follows a multiple of this, so that it is the same on all ranks."""
 
 
+_numbers = itertools.count()
+
+
 @dataclasses.dataclass(eq=False)
 class GroupRecord:
     """What the recorder knows of one group on this rank."""
@@ -79,6 +82,8 @@ class GroupRecord:
     """Returns the ranks of the group that its collectives in flight wait for."""
     status: Callable[[], tuple[str, int | None]]
     """Returns the reason for which the group failed, or "", and the culprit."""
+    number: int = dataclasses.field(default_factory=_numbers.__next__, init=False)
+    """Another one for each group of this process, also where a later record has the memory of a former one."""
 
     def frozen(self) -> dict[str, Any]:
         """The group's parts of a dump: pg_config, pg_status and entries."""
@@ -175,13 +180,13 @@ class Recorder:
         """A group was made."""
         with self._lock:
             self.rank = record.ranks[record.rank]
-            self._open[id(record)] = record
+            self._open[record.number] = record
 
     def close(self, record: GroupRecord) -> None:
         """The group is about to be closed: keeps its entries."""
         frozen = record.frozen()
         with self._lock:
-            if self._open.pop(id(record), None) is not None and frozen["entries"]:
+            if self._open.pop(record.number, None) is not None and frozen["entries"]:
                 self._closed.append(frozen)
 
     def groups(self) -> list[GroupRecord]:
@@ -193,7 +198,7 @@ class Recorder:
         """The open groups that have failed, as numbers."""
         with self._lock:
             records = list(self._open.values())
-        return {id(record) for record in records if record.status()[0]}
+        return {record.number for record in records if record.status()[0]}
 
     def has_groups(self) -> bool:
         """Whether a group is open."""

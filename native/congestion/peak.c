@@ -1,7 +1,5 @@
 #include "congestion/peak.h"
 
-enum { HALF_WINDOWS = 32 };
-
 static void begin_window(struct cl_peak *peak, uint64_t now_us)
 {
     peak->began_us = now_us;
@@ -11,11 +9,7 @@ static void begin_window(struct cl_peak *peak, uint64_t now_us)
 static void end_window(struct cl_peak *peak, uint64_t now_us)
 {
     double rate = (double)peak->bytes * 1e6 / (double)(now_us - peak->began_us);
-    if (++peak->windows % HALF_WINDOWS == 0) {
-        peak->rate_before = peak->rate;
-        peak->rate = 0;
-    }
-    peak->rate = rate > peak->rate ? rate : peak->rate;
+    peak->rates[peak->windows++ % CL_PEAK_WINDOWS] = (uint64_t)rate;
     begin_window(peak, now_us);
 }
 
@@ -34,5 +28,16 @@ void cl_peak_see(struct cl_peak *peak, uint64_t bytes, uint64_t now_us)
 
 uint64_t cl_peak_rate(const struct cl_peak *peak)
 {
-    return (uint64_t)(peak->rate > peak->rate_before ? peak->rate : peak->rate_before);
+    uint32_t count = peak->windows < CL_PEAK_WINDOWS ? peak->windows : CL_PEAK_WINDOWS;
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t higher = 0, equal = 0;
+        for (uint32_t j = 0; j < count; j++) {
+            higher += peak->rates[j] > peak->rates[i];
+            equal += peak->rates[j] == peak->rates[i];
+        }
+        uint32_t rank = (count - 1) / CL_PEAK_PART; /* of the wanted one, from 0 on */
+        if (higher <= rank && rank < higher + equal)
+            return peak->rates[i];
+    }
+    return 0;
 }

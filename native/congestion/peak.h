@@ -1,21 +1,22 @@
 /*
- * Peak: the highest rate at which bytes passed an interface lately, as an average of CL_PEAK_WINDOW_US. While a
- * collective is limited by another host's link, most of its time says nothing about this one; its fastest moments do.
- * The window is long beside the delays of hosts and the bursts of switches.
+ * Peak: the rate at which bytes passed an interface in its fastest moments of lately. While a collective is limited by
+ * another host's link, most of its time says nothing about this one. The time is cut into windows, which are long
+ * beside the delays of hosts and the bursts of switches; the peak is the rate that one in CL_PEAK_PART of the last
+ * CL_PEAK_WINDOWS windows has reached. The very fastest one would overrate a link that others use, too.
  *
- * A pause ends a window without a measurement. The highest of the last HALF_WINDOWS windows to twice as many counts.
+ * A pause ends a window without a measurement.
  */
 #ifndef CL_CONGESTION_PEAK_H
 #define CL_CONGESTION_PEAK_H
 
 #include <stdint.h>
 
-enum { CL_PEAK_WINDOW_US = 50000, CL_PEAK_PAUSE_US = 20000 };
+enum { CL_PEAK_WINDOW_US = 50000, CL_PEAK_PAUSE_US = 20000, CL_PEAK_WINDOWS = 48, CL_PEAK_PART = 8 };
 
 struct cl_peak {
     uint64_t began_us, latest_us, bytes; /* of the current window, which began with a passage that is not counted */
-    uint32_t windows;
-    double rate, rate_before; /* bytes per second: the highest of this half, and of the one before */
+    uint32_t windows;                    /* measured so far */
+    uint64_t rates[CL_PEAK_WINDOWS];     /* bytes per second, of the latest */
 };
 
 /* So many bytes have passed. */

@@ -304,8 +304,8 @@ struct cl_path_stats {
     /* Bytes per second that the interface of the path carries, as measured, and the bytes that this process has sent
      * through it, with headers. */
     uint64_t capacity_bytes, carried_bytes;
-    /* Bytes per second: the highest rates at which peers have acknowledged data that left through the interface, and at
-     * which data came in there, in 50 ms of lately. 0: unknown. */
+    /* Bytes per second of the interface in its fastest moments of lately: at which peers have acknowledged data that
+     * left through it, and at which data came in. 0: unknown. */
     uint64_t delivered_bytes, arrived_bytes;
 };
 /* Fills in up to `capacity` paths to a peer; returns their number, or CL_EINVAL for an unknown peer. */

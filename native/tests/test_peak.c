@@ -43,8 +43,20 @@ TEST(test_slow_times_do_not_lower_it)
     for (int i = 0; i < 20; i++) {
         now_us = pass(&peak, 100, 2 * CL_PEAK_WINDOW_US, now_us);
         now_us = pass(&peak, 400, 10 * CL_PEAK_WINDOW_US, now_us);
-        CHECK_EQ(cl_peak_rate(&peak), 15000000);
+        CHECK(cl_peak_rate(&peak) > 14500000); /* a window may have begun before */
     }
+}
+
+/* What is left of a link beside the traffic of others varies; a few lucky moments are not its rate. */
+TEST(test_lucky_moments_do_not_raise_it)
+{
+    struct cl_peak peak = {0};
+    uint64_t now_us = 1000;
+    for (int i = 0; i < 20; i++) {
+        now_us = pass(&peak, 100, CL_PEAK_WINDOW_US, now_us);
+        now_us = pass(&peak, 200, 19 * CL_PEAK_WINDOW_US, now_us);
+    }
+    CHECK(cl_peak_rate(&peak) < 8000000);
 }
 
 /* The peak is an average: the burst of a host that slept, or of a queue that drains, is a small part of the window. */

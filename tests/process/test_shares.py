@@ -17,6 +17,7 @@ from torch import Tensor
 import commlayer
 from commlayer.frontend.group import shares
 from commlayer.loss import operation_policy
+from commlayer.plans.weights import EQUAL, Weights
 from commlayer.transport.base import Qos
 from tests import ranks
 
@@ -40,7 +41,7 @@ class Sum(NamedTuple):
 POLICIES = (None, commlayer.Policy(codec="bf16"), commlayer.Policy(codec="int8"), commlayer.Policy(loss_bound=0.1))
 SUMS = st.builds(
     Sum,
-    numel=st.sampled_from([1, 1000, 65_536, 65_537, 200_001, 400_000]),
+    numel=st.sampled_from([1, 1000, 65_536, 65_537, 200_001, 400_000, 1_500_000]),
     dtype=st.sampled_from([torch.float32, torch.float32, torch.float64, torch.bfloat16, torch.int32]),
     is_async=st.booleans(),
     is_average=st.booleans(),
@@ -97,7 +98,7 @@ def test_drawn_programs_have_the_same_bits_whatever_the_shares(rank: int, size: 
 
         for one, other in zip(run(equal, program, value), run(changing, program, value), strict=True):
             assert torch.equal(one.view(torch.uint8), other.view(torch.uint8))
-        used.add(changing._submitter._shares._weights)
+        used.add(changing._submitter._shares._present.weights)
 
     check()
     assert len(used) > 2
@@ -122,7 +123,7 @@ def test_drawn_programs_are_exact_and_equal_everywhere(rank: int, size: int) -> 
             if each.is_average and each.dtype != torch.int32:
                 exact = exact.div(size)
             torch.testing.assert_close(result, exact.to(each.dtype), rtol=0, atol=0)
-        used.add(group._submitter._shares._weights)
+        used.add(group._submitter._shares._present.weights)
 
     check()
     assert len(used) > 2
@@ -132,7 +133,7 @@ def test_drawn_programs_are_exact_and_equal_everywhere(rank: int, size: int) -> 
 @ranks.on(3, ranks.run_job, environ=NETWORK)
 def test_ranks_with_other_weights_are_named(rank: int, size: int) -> None:
     group: Any = dist.group.WORLD
-    group._submitter._shares._weights = (128, 128, 64) if rank == 1 else ()
+    group._submitter._shares._present = Weights((128, 128, 64), 1) if rank == 1 else EQUAL
     with pytest.raises(commlayer.MismatchError) as caught:
         dist.all_reduce(torch.ones(100_000))
     text = str(caught.value)

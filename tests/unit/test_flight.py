@@ -159,3 +159,8 @@ def test_handled_signals_are_known() -> None:
         assert not has_default_action(signal.SIGUSR2)
     finally:
         signal.signal(signal.SIGUSR2, before)
+
+
+def test_a_record_in_the_memory_of_a_former_one_has_another_number() -> None:
+    numbers = [record_of(Calls()).number for _ in range(100)]  # each record is freed before the next
+    assert len(set(numbers)) == 100

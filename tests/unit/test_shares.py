@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, cast
@@ -91,8 +92,9 @@ class World:
             raise RuntimeError("connection reset")
         return self.keys.pop(key, None) is not None
 
-    def call(self, rank: int, length: int = LENGTH, *, is_coded: bool = False) -> None:
-        self.results[rank].append(self.shares[rank].weights(length, self.settings, is_coded=is_coded))
+    def call(self, rank: int, length: int = LENGTH, **fields: Any) -> None:
+        settings = dataclasses.replace(self.settings, **fields)
+        self.results[rank].append(self.shares[rank].weights(length, settings))
 
     def all_call(self, times: int = 1) -> None:
         for _ in range(times):
@@ -210,8 +212,19 @@ def test_short_all_reduces_and_those_without_shards_do_not_count() -> None:
     world = World()
     for rank in range(4):
         for _ in range(50):
-            world.call(rank, LEAST_BYTES - 4)
+            world.call(rank, 4096)
     assert not world.exchanges
+
+
+def test_all_reduces_of_few_segments_count_and_have_equal_shares() -> None:
+    world = World()
+    world.rates = slow(3)
+    world.all_call(5)
+    for rank in range(4):
+        world.call(rank, LEAST_BYTES)
+        world.call(rank, 8 << 20, partial=True, partial_message_bytes=1 << 20)
+        world.call(rank, 8 << 20, codecs=("bf16", "bf16"))
+    assert world.check()[5:] == [(), (), (128, 128, 128, 0)]
 
 
 def test_encoded_sums_that_must_have_the_same_bits_keep_equal_shares() -> None:
@@ -219,7 +232,7 @@ def test_encoded_sums_that_must_have_the_same_bits_keep_equal_shares() -> None:
     world.rates = slow(0)
     for number in range(10):
         for rank in range(4):
-            world.call(rank, is_coded=number % 2 == 0)
+            world.call(rank, codecs=None if number % 2 else ("int8", "int8"))
     weights = world.check()
     assert not any(weights[::2])
     assert weights[3::2] == [(0, 128, 128, 128)] * 4

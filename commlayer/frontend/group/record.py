@@ -31,7 +31,7 @@ def open_record(
     rank = group.rank()
     record = GroupRecord(name, describe, ranks, rank, submitter.calls, native.awaited, native.status)
     submitter.profile = CommsProfile(name, describe, ranks, rank).record
-    native.on_failure = functools.partial(watch.failed, id(record))
+    native.on_failure = functools.partial(watch.failed, record.number)
     recorder.open(record)
     watch_steps()
     watch.arm(config)

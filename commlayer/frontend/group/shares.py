@@ -19,9 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ...errors import CommError
-from ...plans.select import has_shards, plan_for
+from ...plans.select import plan_for, segment_count
 from ...plans.settings import Settings
-from ...plans.weights import Rates, weights_for
+from ...plans.weights import EQUAL, Rates, Weights, weights_for
 from ...transport.base import DType, Group, Handle, Op, Request
 from ...transport.log import log
 
@@ -69,16 +69,19 @@ class Shares:
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
         self._count = 0
-        self._weights: tuple[int, ...] = ()
+        self._present = EQUAL
         self._exchange: Exchange | None = None
         self._late: list[Exchange] = []
         self._asked: list[str] = []  # keys of the Store that some rank may still read
 
-    def weights(self, length: int, settings: Settings, *, is_coded: bool) -> tuple[int, ...]:
-        """The weights (`Settings.weights`) for the next all-reduce of `length` bytes, with these settings and, if
-        `is_coded`, with codecs. Raises CommError if the Store does not answer.
+    def weights(self, length: int, settings: Settings) -> tuple[int, ...]:
+        """The weights (`Settings.weights`) for the next all-reduce of `length` bytes, LEAST_BYTES or more, with these
+        settings.
+
+        Raises CommError if the Store does not answer.
         """
-        if length < LEAST_BYTES or not (is_coded or has_shards(self._group.hosts, length, settings)):
+        segments = segment_count(self._group.hosts, length, settings)
+        if not segments:
             return ()
         with self._lock:
             since = self._count - FIRST
@@ -88,7 +91,9 @@ class Shares:
             if since == -1 or (since % EVERY == EVERY - LEAD and since > 0):
                 self._begin()
             # A codec rounds what the others send to an owner, and not what it adds itself: other owners, other bits.
-            return () if settings.deterministic and is_coded else self._weights
+            if segments < self._present.segments or (settings.deterministic and settings.codecs):
+                return ()
+            return self._present.weights
 
     def _begin(self) -> None:
         """Sends this rank's rates to all, and receives theirs."""
@@ -105,19 +110,19 @@ class Shares:
             return
         if not _has_ended(exchange):
             self._late.append(exchange)
-            self._agree(key, self._weights)
+            self._agree(key, self._present)
         elif not exchange.handle.failed():  # the group has failed with it, and so will the all-reduce
             self._forget()
-            proposed = weights_for(self._of_hosts(exchange.rates), self._weights)
-            if proposed != self._weights:
+            proposed = weights_for(self._of_hosts(exchange.rates), self._present)
+            if proposed != self._present:
                 self._agree(key, proposed)
 
     def _of_hosts(self, rates: npt.NDArray[np.float64]) -> list[Rates]:
         """The rates of each host: of all its ranks together. A rank that sends nothing to other hosts has none."""
         return [Rates(*map(float, rates[list(ranks)].sum(axis=0))) for ranks in self._group.hosts]
 
-    def _agree(self, key: str, proposed: tuple[int, ...]) -> None:
-        before = self._weights
+    def _agree(self, key: str, proposed: Weights) -> None:
+        before = self._present
         try:
             answer = self._store.compare_set(key, "", json.dumps(proposed))
         except RuntimeError as error:
@@ -126,9 +131,10 @@ class Shares:
                 f"hosts: the process that serves it (rank 0, or torchrun's agent) is gone; look at its log ({error})"
             ) from error
         self._asked.append(key)
-        self._weights = tuple(json.loads(answer))
-        if self._weights != before:
-            log.info("%s: shards of the hosts in proportion to %s", self._group.who, self._weights or "nothing: equal")
+        weights, segments = json.loads(answer)
+        self._present = Weights(tuple(weights), segments)
+        if self._present != before:
+            log.info("%s: shares of the hosts: %s", self._group.who, self._present.weights or "equal")
 
     def _forget(self) -> None:
         """Every rank has begun an exchange later than these keys, and asks for them no more."""

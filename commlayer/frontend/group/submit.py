@@ -28,7 +28,7 @@ from ...transport.base import DType, Group, Handle, Op, Qos, Request
 from ...transport.call import Call, Calls
 from ..work.context import current_label, current_order, current_priority
 from ..work.work import CommWork, JoinedHandle, ReceiveWork, join
-from .shares import Shares, Store
+from .shares import LEAST_BYTES, Shares, Store
 from .tensors import Kind, copy_back
 
 HandleT = TypeVar("HandleT", bound=Handle)
@@ -114,13 +114,11 @@ class Submitter:
         numel, average, element = count * kind.parts, kind.average, kind.element
         settings = self._settings if partial is None else partial.settings
         weights: tuple[int, ...] = ()
-        if self._shares is not None and name == "all_reduce" and kind.op == Op.SUM:
-            weights = self._shares.weights(numel * itemsize, settings, is_coded=pair is not None)
+        if self._shares is not None and name == "all_reduce" and kind.op == Op.SUM and numel * itemsize >= LEAST_BYTES:
+            weights = self._shares.weights(numel * itemsize, _coded(settings, pair))
 
         def made() -> Plan:
-            own = settings if not weights else dataclasses.replace(settings, weights=weights)
-            if pair is not None:
-                own = dataclasses.replace(own, codecs=pair[:2], keep_errors=pair.keeps_errors)
+            coded = _coded(settings, pair)
             return plan_for(
                 name,
                 rank=self._group.rank,
@@ -131,7 +129,7 @@ class Submitter:
                 root=root,
                 element=element,
                 signed=signed,
-                settings=own,
+                settings=dataclasses.replace(coded, weights=weights) if weights else coded,
             )
 
         key = None if partial is None else partial.plan_key
@@ -318,6 +316,10 @@ class Submitter:
                 self._in_flight.rotate(-1)
                 return
             self._in_flight.popleft()
+
+
+def _coded(settings: Settings, pair: CodecPair | None) -> Settings:
+    return settings if pair is None else dataclasses.replace(settings, codecs=pair[:2], keep_errors=pair.keeps_errors)
 
 
 def _started(call: Call, start: Callable[..., HandleT], *arguments: Any, **options: Any) -> HandleT:

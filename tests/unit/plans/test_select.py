@@ -1,17 +1,22 @@
 from __future__ import annotations
 
+import functools
 import itertools
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from commlayer.errors import ConfigError
 from commlayer.plans import direct, select
 from commlayer.plans.hierarchical import Hosts
 from commlayer.plans.plan import Plan, StepKind
 from commlayer.plans.select import Collective, Settings, plan_for
-from tests.unit.plans.conformance import barrier_holds, conform
+from commlayer.transport.base import Op
+from tests.unit.plans import interpreter
+from tests.unit.plans.conformance import barrier_holds, conform, data, weights
 
 ONE_HOST = ((0, 1, 2, 3),)
 FLAT = ((0,), (1,), (2,), (3,))
@@ -93,6 +98,43 @@ def test_plans_are_cached() -> None:
 
     assert plan() is plan()
     assert select.plan_for.cache_info().maxsize is not None
+
+
+@given(
+    hosts=st.sampled_from(
+        (ONE_HOST, ((0, 1, 2, 3, 4),), FLAT, MIXED, ((0, 2, 4), (1, 3)), ((0, 1, 2, 3), (4, 5, 6), (7, 8, 9)))
+    ),
+    numel=st.integers(1, 3000),
+    average=st.booleans(),
+    fields=st.fixed_dictionaries(
+        {
+            "segment_bytes": st.sampled_from((300, 4096)),
+            "staging_bytes": st.sampled_from((1024, 4096, 1 << 20)),
+            "exchange_limit_bytes": st.sampled_from((0, 1 << 20)),
+            "small_bytes": st.sampled_from((0, 1 << 20)),
+        }
+    ),
+    shares=st.data(),
+    seed=st.integers(0, 1 << 20),
+)
+def test_deterministic_sums_are_made_in_the_order_of_the_ranks_and_hosts(
+    hosts: Hosts, numel: int, average: bool, fields: dict[str, Any], shares: st.DataObject, seed: int
+) -> None:
+    """So they depend on nothing else: neither on the length of a bucket nor on who owns a range."""
+    world = sum(map(len, hosts))
+    settings = Settings(deterministic=True, weights=shares.draw(weights(len(hosts))), **fields)
+    replicas = data(world, numel, Op.SUM, "f4", seed)
+    sums = [functools.reduce(np.add, (replicas[rank] for rank in host)) for host in hosts]
+    expected = functools.reduce(np.add, sums)
+    if average:
+        expected = expected / np.float32(world)
+    plans = [
+        plan_for("all_reduce", rank=rank, hosts=hosts, numel=numel, itemsize=4, average=average, settings=settings)
+        for rank in range(world)
+    ]
+    interpreter.run(plans, replicas, replicas, Op.SUM, seed=seed)
+    for each in replicas:
+        assert each.tobytes() == expected.tobytes()
 
 
 def test_weights_for_other_hosts_are_refused() -> None:
