@@ -56,8 +56,8 @@ class HookState:
     With the policy's treatment `feedback`, the state keeps lost contributions of this rank's gradients until the next
     step adds them; with a codec that keeps errors, also rounding errors. They are saved, so every rank should save its
     own state and restore that. A rank that restores the state of another rank drops its residual, which would otherwise
-    be added several times. With `Policy(deterministic=True)` a resumed training has the bits of one that went on; with a
-    codec only if DDP has the same buckets: it regroups them after the first backward pass of a process, so restore
+    be added several times. With `Policy(deterministic=True)` a resumed training has the bits of one that went on; with
+    a codec only if DDP has the same buckets: it regroups them after the first backward pass of a process, so restore
     after such a pass.
 
     Raises ConfigError for arguments of another type, for a policy with a `loss_bound` beside a tolerance, and for the
