@@ -16,7 +16,6 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 from . import json_output
-from .bench.options import codec, select
 from .bench.sizes import parse_size, sweep
 from .bench.spec import BackendSpec, Spec, expand_tcp_cc
 from .complaint import fail
@@ -74,19 +73,8 @@ app.command(cls=OwnOptions)(headroom)
 app.command()(ctl)
 
 
-class _BenchGroup(Commands):
-    """`commlayer bench` without a subject measures collectives."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, args if args and args[0] in self.commands else ["collectives", *args])
-
-
-bench = typer.Typer(cls=_BenchGroup)
-app.add_typer(bench, name="bench", help="Measure collectives beside other backends, or kernels on one core.")
-
-
-@bench.command()
-def collectives(
+@app.command()
+def bench(
     collective: Annotated[
         str,
         typer.Argument(
@@ -142,8 +130,6 @@ def collectives(
     With the collective gradients, backends take settings: gloo:cast=float16:chunks=4,
     commlayer:loss_bound=0.01:treatment=rescale, commlayer:priority=0:beside=64M. In an emulated network, gloo takes a
     congestion control of TCP: gloo/bbr.
-
-    Kernels on one core: commlayer bench codec --help, commlayer bench select --help
 
     Exit status: 0; 1 if a result was wrong; 2 if the run failed.
     """
@@ -211,10 +197,6 @@ def _start(spec: Spec, ranks: int | None) -> int:
     from .bench import worker
 
     return worker.run(spec)
-
-
-bench.command()(codec)
-bench.command()(select)
 
 
 @app.command()

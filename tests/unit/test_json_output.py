@@ -42,11 +42,9 @@ def test_a_file_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
 
 
 def commands() -> dict[str, Any]:
-    """All commands of `commlayer`, by name; `bench` stands for its own."""
+    """All commands of `commlayer`, by name."""
     group: Any = get_command(cli.app)
-    found = dict(group.commands)
-    subjects = found.pop("bench").commands
-    return {**found, **{f"bench {name}": each for name, each in subjects.items()}}
+    return dict(group.commands)
 
 
 def help_lines(name: str, columns: int) -> list[str]:
