@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import zlib
 from collections.abc import Sequence
 from typing import Any
@@ -204,23 +205,25 @@ class PlanBuilder:
         *,
         partial: bool = False,
         encoding: Encoding | None = None,
+        kind: StepKind = StepKind.RECV_COPY,
     ) -> int:
         """target = the message of `peer`."""
-        return self._receive(StepKind.RECV_COPY, peer, target, offset, length, after, partial, encoding)
+        message = self._received[peer]
+        self._received[peer] += 1
+        return self._add(
+            kind,
+            peer,
+            length,
+            after,
+            target=target,
+            target_offset=offset,
+            message=message,
+            partial=partial,
+            encoding=encoding and encoding._replace(keeps=False),
+        )
 
-    def recv_reduce(
-        self,
-        peer: int,
-        target: Buffer,
-        offset: int,
-        length: int,
-        after: Sequence[int] = (),
-        *,
-        partial: bool = False,
-        encoding: Encoding | None = None,
-    ) -> int:
-        """target = target (op) the message of `peer`, packet by packet in order of arrival."""
-        return self._receive(StepKind.RECV_REDUCE, peer, target, offset, length, after, partial, encoding)
+    recv_reduce = functools.partialmethod(recv_copy, kind=StepKind.RECV_REDUCE)
+    """target = target (op) the message of `peer`, packet by packet in order of arrival. Arguments as of `recv_copy`."""
 
     def copy(
         self,
@@ -234,7 +237,7 @@ class PlanBuilder:
         staging_of: int | None = None,
         kind: StepKind = StepKind.COPY,
     ) -> int:
-        """target = source. STAGING is that of rank `staging_of`, by default this rank's own. `kind` is for `reduce`."""
+        """target = source. STAGING is that of rank `staging_of`, by default this rank's own."""
         if source == Buffer.STAGING:
             self._staging_bytes = max(self._staging_bytes, source_offset + length)
         if target == Buffer.STAGING:
@@ -250,20 +253,8 @@ class PlanBuilder:
             target_offset=target_offset,
         )
 
-    def reduce(
-        self,
-        source: Buffer,
-        source_offset: int,
-        target: Buffer,
-        target_offset: int,
-        length: int,
-        after: Sequence[int] = (),
-        *,
-        staging_of: int | None = None,
-    ) -> int:
-        """target = target (op) source. STAGING is that of rank `staging_of`, by default this rank's own."""
-        kind = StepKind.REDUCE
-        return self.copy(source, source_offset, target, target_offset, length, after, staging_of=staging_of, kind=kind)
+    reduce = functools.partialmethod(copy, kind=StepKind.REDUCE)
+    """target = target (op) source. Arguments as of `copy`."""
 
     def encode(
         self,
@@ -370,31 +361,6 @@ class PlanBuilder:
                 for (kind, _, _, _, offset, _, length, _, _), flags in zip(self._steps, self._flags, strict=True)
                 if kind == StepKind.ENCODE and flags & KEEP
             ),
-        )
-
-    def _receive(
-        self,
-        kind: StepKind,
-        peer: int,
-        target: Buffer,
-        offset: int,
-        length: int,
-        after: Sequence[int],
-        partial: bool,
-        encoding: Encoding | None,
-    ) -> int:
-        message = self._received[peer]
-        self._received[peer] += 1
-        return self._add(
-            kind,
-            peer,
-            length,
-            after,
-            target=target,
-            target_offset=offset,
-            message=message,
-            partial=partial,
-            encoding=encoding and encoding._replace(keeps=False),
         )
 
     def _add(
