@@ -1,17 +1,21 @@
 """`Watch`: counts and measures the optimizer steps of a rank, and ends the job after the last one of the trial.
 
 `commlayer_autoload` calls `after_step` in processes that the starter of a trial gave COMMLAYER_TRIAL. Nothing else of
-the job changes.
+the job changes. At the end, the ranks exchange their records through the Store of the default group, so that the
+starter on every host gets those of all ranks.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import sys
 import time
 import weakref
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
-from typing import IO
+from typing import IO, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -23,12 +27,16 @@ from ...transport.call import Call
 from ...transport.flight import recorder
 from ...transport.lags import Lag
 from ...transport.stats import paths, stats
+from ...transport.whole_file import whole_file
 from . import record
-from .ending import end
 from .left_out import LeftOut
 from .places import rank_of, tcp_counts
 from .record import Record, Step, union_s
 from .spec import Spec
+
+_PREFIX = "commlayer/trial"
+_LEAVE_S = 10.0
+_POLL_S = 0.02
 
 _watch: Watch | None = None
 
@@ -161,3 +169,35 @@ def _now_s() -> float:
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()
     return time.monotonic()
+
+
+def end(folder: Path, rank: int, text: str, timeout_s: float) -> NoReturn:
+    """Ends this process with status 0, without a traceback, once all ranks have come here and the records are in the
+    folder. Neither handlers of `atexit` nor destructors of groups run, which would wait for other ranks."""
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        store = dist.PrefixStore(_PREFIX, dist.distributed_c10d._get_default_store())
+        exchange(store, folder, rank, dist.get_world_size(), text, timeout_s)
+    for child in multiprocessing.active_children():  # workers of data loaders
+        child.kill()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def exchange(store: dist.Store, folder: Path, rank: int, world: int, text: str, timeout_s: float) -> None:
+    """Tells the other ranks this rank's record, and writes theirs, unless their own process did so."""
+    others = [other for other in range(world) if other != rank]
+    store.set(f"record/{rank}", text)
+    store.wait([f"record/{other}" for other in others], timedelta(seconds=timeout_s))
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        for other in others:
+            path = record.path(folder, other)
+            if not path.exists():
+                with whole_file(path) as file:
+                    file.write(store.get(f"record/{other}"))
+    store.add("done", 1)
+    deadline_s = time.monotonic() + _LEAVE_S
+    if rank != 0:  # which often holds the Store, and leaves last
+        return
+    while store.add("done", 0) < world and time.monotonic() < deadline_s:
+        time.sleep(_POLL_S)

@@ -9,14 +9,27 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from .align import Alignment
-from .background import paths, steps
-from .flows import Slice, arrows
 from .kineto import has_time, nanoseconds
-from .operation import Key, Operation, Record
+from .operation import Key, Operation, PathReading, Record
+from .order import message_pairs
 from .torch_events import moved
-from .tracks import MESSAGES_PLACE, Event, Tracks, group_name, lanes
+from .tracks import MESSAGES_PLACE, PATHS_PLACE, STEPS_PLACE, Event, Tracks, group_name, lanes
 
 IN_FLIGHT = "bytes in flight"
+SENT = ("packets_sent", "packets_lost")
+DELAYS = ("round_trip_us", "queue_us")
+
+
+@dataclasses.dataclass(eq=False)
+class Slice:
+    """An operation in the trace. Times are nanoseconds since the trace's start."""
+
+    operation: Operation
+    process: int
+    thread: int
+    start: int
+    began: int | None
+    end: int
 
 
 def merged(records: Sequence[Record], alignments: Sequence[Alignment]) -> tuple[list[Event], int]:
@@ -40,10 +53,10 @@ def merged(records: Sequence[Record], alignments: Sequence[Alignment]) -> tuple[
         events += _counter(process, drawn)
         for record in own:
             where = shifts[id(record)], tracks, process
-            events += itertools.chain(steps(record, *where), paths(record, *where))
+            events += itertools.chain(_steps(record, *where), _paths(record, *where))
             if record.kind == "profile":
                 events += moved(record, shifts[id(record)], tracks, process, name, 100 * place, flow_ids)
-    events += arrows(slices, flow_ids)
+    events += _arrows(slices, flow_ids)
     events.sort(key=lambda each: (each["ts"], -each.get("dur", 0)))  # the longest first: the others nest in it
     return [*tracks.events, *events], base_ns
 
@@ -121,3 +134,68 @@ def _counter(process: int, drawn: Sequence[Slice]) -> Iterator[Event]:
     for time, change in sorted(changes.items()):
         total += change
         yield {"ph": "C", "name": IN_FLIGHT, "pid": process, "tid": 0, "ts": time / 1000, "args": {"bytes": total}}
+
+
+def _steps(record: Record, shift_ns: int, tracks: Tracks, process: int) -> Iterator[Event]:
+    """A slice of each step, from the end of the optimizer's step before to that of its own."""
+    if len(record.steps) < 2:
+        return
+    where = {"pid": process, "tid": tracks.thread(process, "steps", STEPS_PLACE)}
+    for before, each in itertools.pairwise(record.steps):
+        span = {"ts": (before.ended_ns + shift_ns) / 1000, "dur": (each.ended_ns - before.ended_ns) / 1000}
+        yield {"ph": "X", "cat": "commlayer", "name": f"step {each.number}", **where, **span}
+
+
+def _paths(record: Record, shift_ns: int, tracks: Tracks, process: int) -> Iterator[Event]:
+    """Counters of each path: packets per second, sent and lost; round trip. An instant where it died or came back."""
+    by_name: dict[str, list[PathReading]] = defaultdict(list)
+    for reading in record.paths:
+        by_name[reading.name].append(reading)
+    thread = None
+    for name, readings in by_name.items():
+        for before, now in itertools.pairwise(readings):
+            seconds = (now.time_ns - before.time_ns) / 1e9
+            if seconds <= 0:
+                continue
+            # A counter holds until its next value: so the rate stands where its reading begins.
+            sent = {key: round(max(0, now.counters[key] - before.counters[key]) / seconds) for key in SENT}
+            yield _path_counter(process, f"{name}: packets per second", before, shift_ns, sent)
+            yield _path_counter(process, f"{name}: us", now, shift_ns, {key: now.counters[key] for key in DELAYS})
+            if now.counters["is_dead"] != before.counters["is_dead"]:
+                if thread is None:
+                    thread = tracks.thread(process, "paths", PATHS_PLACE)
+                text = f"{name} {'died' if now.counters['is_dead'] else 'delivers again'}"
+                at = {"pid": process, "tid": thread, "ts": (now.time_ns + shift_ns) / 1000}
+                yield {"ph": "i", "cat": "commlayer", "name": text, "s": "t", **at}
+
+
+def _path_counter(process: int, name: str, reading: PathReading, shift_ns: int, values: dict[str, int]) -> Event:
+    at = {"pid": process, "tid": 0, "ts": (reading.time_ns + shift_ns) / 1000}
+    return {"ph": "C", "name": name, **at, "args": values}
+
+
+def _arrows(slices: Sequence[Slice], ids: Iterator[int]) -> Iterator[Event]:
+    """A chain of arrows through each collective, from the rank that submitted it first to the last one; an arrow for
+    each message. Every arrow needs a number of its own from `ids`."""
+    collectives: dict[Key, list[Slice]] = defaultdict(list)
+    for each in slices:
+        if not each.operation.is_message:
+            collectives[each.operation.key].append(each)
+    for own in collectives.values():
+        if len({each.process for each in own}) == len(own) > 1:  # else a later group has the same name
+            own.sort(key=lambda each: each.start)
+            yield from _arrow("collective", [(each, each.start) for each in own], next(ids))
+    messages = {id(each.operation): each for each in slices if each.operation.is_message}
+    for sent, received in message_pairs([each.operation for each in messages.values()]):
+        source, target = messages[id(sent)], messages[id(received)]
+        time = max(source.start, target.start)
+        if time <= target.end:  # else the clocks contradict each other
+            yield from _arrow("message", [(source, source.start), (target, time)], next(ids))
+
+
+def _arrow(name: str, stops: Sequence[tuple[Slice, int]], number: int) -> Iterator[Event]:
+    last = len(stops) - 1
+    for place, (each, time) in enumerate(stops):
+        phase = "s" if place == 0 else "f" if place == last else "t"
+        where = {"pid": each.process, "tid": each.thread, "ts": time / 1000}
+        yield {"ph": phase, "cat": "commlayer", "name": name, "id": number, "bp": "e", **where}
