@@ -122,7 +122,7 @@ class FlowMeasurement:
             for index, rtt_us in self._pongs(first):
                 found[index].append(rtt_us)
         for flow, times in zip(self.flows, found, strict=True):
-            flow.rtt_us = percentile(times, 0.5)
+            flow.rtt_us = percentile(times, 50)
         self._note_wait(before)
 
     def _note_wait(self, before: cpu.Cpu) -> None:

@@ -153,7 +153,7 @@ class Measurement:
             arrival, read_ns = self.port.receive(), time.time_ns()
             if arrival is not None and arrival.kind == PONG and arrival.number >= first:
                 found.append(max(0, read_ns - arrival.sent_ns - read_pong(arrival)[2]) / 1e3)
-        self.sample.rtt_us = [percentile(found, 0.5), percentile(found, 0.99)] if found else []
+        self.sample.rtt_us = [percentile(found, 50), percentile(found, 99)] if found else []
 
     def _measure_tos(self) -> None:
         sent = {number: code << 2 for number, code in enumerate(DSCP)}

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from ..bench import samples
 from .cpu import Cpu
 
 _SETTLED = 0.3  # share of a burst that fills token buckets and queues, and does not count for the rate
@@ -71,8 +71,8 @@ def summarize(train: Train, sent: int) -> Summary:
         bursts=len(gaps),
         reordered=reordered,
         rate_bps=_rate_bps(train),
-        queue_p50_us=percentile(queue_us, 0.5),
-        queue_p99_us=percentile(queue_us, 0.99),
+        queue_p50_us=percentile(queue_us, 50),
+        queue_p99_us=percentile(queue_us, 99),
     )
 
 
@@ -116,12 +116,9 @@ def _risen(before: int, after: int) -> int:
     return rise if rise < 1 << 31 else 0
 
 
-def percentile(values: Sequence[float], share: float) -> float:
+def percentile(values: Sequence[float], percent: float) -> float:
     """The nearest-rank percentile; 0 of nothing."""
-    if not values:
-        return 0.0
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, max(0, math.ceil(share * len(ordered)) - 1))]
+    return samples.percentile(values, percent) if values else 0.0
 
 
 def gilbert(sent: int, lost: int, bursts: int) -> tuple[float, float]:

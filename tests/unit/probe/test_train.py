@@ -99,5 +99,5 @@ def test_gilbert_without_losses() -> None:
 
 def test_percentiles_are_values() -> None:
     values = [float(each) for each in range(100, 0, -1)]
-    assert (percentile(values, 0.5), percentile(values, 0.99), percentile(values, 1.0)) == (50, 99, 100)
-    assert percentile([], 0.5) == 0
+    assert (percentile(values, 50), percentile(values, 99), percentile(values, 100)) == (50, 99, 100)
+    assert percentile([], 50) == 0
