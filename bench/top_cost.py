@@ -13,7 +13,6 @@ import json
 import multiprocessing
 import os
 import resource
-import socket
 import statistics
 import time
 from datetime import timedelta
@@ -30,17 +29,12 @@ from commlayer.config import Config
 from commlayer.telemetry import agent, curve
 from commlayer.telemetry.collector import SAMPLE, VIEW, Collector
 from commlayer.telemetry.sample import PATHS_TOLD, Flow, Sampler
+from commlayer.tools.bench.launch import free_port
 from commlayer.transport.native import Engine
 
 RANKS = 2
 WARM_S = 1.0
 T_95 = {5: 2.57, 10: 2.23, 15: 2.13, 20: 2.09}
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def block(seconds: float, step: Any) -> tuple[float, float]:

@@ -15,8 +15,9 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from bench.harness.browser import Browser, free_port, request, until
+from bench.harness.browser import Browser, request, until
 from bench.harness.options import options
+from commlayer.tools.bench.launch import free_port
 from commlayer.tools.top.options import connect
 from commlayer.tools.top.web import Feed, Server
 

@@ -13,7 +13,6 @@ import dataclasses
 import json
 import os
 import signal
-import socket
 import sys
 import time
 import traceback
@@ -27,6 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 import commlayer
 from bench.harness.options import options
 from commlayer.telemetry.collector import CHANGE
+from commlayer.tools.bench.launch import free_port
 from commlayer.tools.emulate import namespace
 from commlayer.tools.emulate.network import Network
 from commlayer.tools.emulate.scenario import Scenario
@@ -37,12 +37,6 @@ from commlayer.tools.top.table import lines
 PATIENCE_S = 150.0
 SLEEP_S = 0.5
 SLOW_S = 1.5
-
-
-def free_port(address: str) -> int:
-    with socket.socket() as probe:
-        probe.bind((address, 0))
-        return int(probe.getsockname()[1])
 
 
 def train(rank: int, world: int, address: str, port: int, slow: int) -> None:

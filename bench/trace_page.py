@@ -26,8 +26,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bench.harness.browser import Browser, free_port, until
+from bench.harness.browser import Browser, until
 from bench.harness.options import options
+from commlayer.tools.bench.launch import free_port
 from commlayer.tools.trace import serve
 from commlayer.tools.trace.command import run
 

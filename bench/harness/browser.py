@@ -10,12 +10,13 @@ import contextlib
 import http.client
 import json
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+from commlayer.tools.bench.launch import free_port
 
 PATIENCE_S = 60.0
 FLAGS = [
@@ -29,13 +30,6 @@ FLAGS = [
     "--disable-sync",
     "--window-size=1200,900",
 ]
-
-
-def free_port() -> int:
-    """A port of 127.0.0.1 that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def request(port: int, method: str, path: str, headers: dict[str, str], data: str | None = None) -> tuple[int, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import os
 import platform
@@ -12,13 +13,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from typer.core import TyperGroup
 
 from . import json_output
 from .bench.sizes import parse_size, sweep
 from .bench.spec import BackendSpec, Spec, expand_tcp_cc
-from .complaint import fail
+from .complaint import fail, note
 from .emulate.command import OwnOptions
 from .emulate.rate import parse_rate
 from .headroom.options import headroom
@@ -333,16 +333,13 @@ def emulate(
     from .emulate import command as emulation
     from .emulate.scenario import Scenario, shipped
 
-    def note(text: str) -> None:
-        console.print(f"commlayer emulate: {text}")
-
-    console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
+    say = functools.partial(note, "emulate")
     try:
         if list_shipped:
             print("\n".join(f"{name:<16}  {Scenario.read(name)}" for name in shipped()))
             return
         if clean:
-            emulation.clean(note)
+            emulation.clean(say)
             if not command and not check:
                 return
         if not 0 <= grace_s < math.inf:
@@ -352,7 +349,7 @@ def emulate(
         network = Scenario.read(scenario)
         if ranks_per_host is not None:
             network = dataclasses.replace(network, ranks_per_host=ranks_per_host)
-        status = emulation.emulate(network, command or [], check=check, grace_s=grace_s, note=note)
+        status = emulation.emulate(network, command or [], check=check, grace_s=grace_s, note=say)
     except (ValueError, RuntimeError) as error:
         fail("emulate", error)
     raise typer.Exit(status)

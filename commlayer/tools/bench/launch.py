@@ -53,7 +53,7 @@ def launch(spec: Spec, ranks: int) -> int:
 def _launch(spec: Spec, ranks: int, table: IO[str] | None) -> int:
     """`table`: where rank 0 prints it; None: where this process prints."""
     if spec.scenario is None:
-        environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+        environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         # gloo would look up the host name, which may name another interface or none
         environment["GLOO_SOCKET_IFNAME"] = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
         return _run_ranks(spec, ranks, environment, lambda _rank, command: list(command), table)
@@ -99,9 +99,10 @@ def _launch(spec: Spec, ranks: int, table: IO[str] | None) -> int:
     return status
 
 
-def _free_port() -> int:
+def free_port(address: str = "127.0.0.1") -> int:
+    """A TCP port of this host's address that nobody listens on."""
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((address, 0))
         port: int = probe.getsockname()[1]
         return port
 

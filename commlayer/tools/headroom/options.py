@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from ..complaint import fail
+from ..complaint import fail, note
 from ..json_output import JsonOption
 
 
@@ -37,16 +37,15 @@ def headroom(
     from . import report
     from .command import Options, is_reporter, run
 
-    console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
     out = Console(highlight=False, markup=False)
 
-    def note(text: str) -> None:
+    def say(text: str) -> None:
         if is_reporter():
-            console.print(f"commlayer headroom: {text}")
+            note("headroom", text)
 
     try:
         options = Options(tuple(command or ()), steps, rounds, warmup, timeout_s, least, json_path)
-        status = run(options, lambda found: report.show(found, out), note)
+        status = run(options, lambda found: report.show(found, out), say)
     except (ValueError, TrialError, OSError) as error:
         fail("headroom", error)
     raise typer.Exit(status)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -10,7 +11,7 @@ import typer
 from rich.console import Console
 
 from ..bench.sizes import parse_size
-from ..complaint import fail
+from ..complaint import fail, note
 from ..json_output import JsonOption
 
 
@@ -43,7 +44,6 @@ def probe(
     from . import ssh as remote
     from .path import PORTS_MAX, Effort
 
-    console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
     out = Console(highlight=False, markup=False)
     try:
         for name, number, least in (("--partners", partners, 1), ("--packets", packets, 20), ("--ports", ports, 1)):
@@ -56,9 +56,7 @@ def probe(
         effort = Effort(burst_bytes=parse_size(burst), train_packets=packets, flows=ports)
         spec = command.Spec(partners, effort, json_path, png_path, ("commlayer", *sys.argv[1:]))
         if hosts is None:
-            status = command.run(
-                spec, lambda found: report.show(found, out), lambda text: console.print(f"commlayer probe: {text}")
-            )
+            status = command.run(spec, lambda found: report.show(found, out), functools.partial(note, "probe"))
         else:
             command.check_files(spec)
             names = [name.strip() for name in hosts.split(",")]
