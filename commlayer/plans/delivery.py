@@ -21,13 +21,12 @@ from itertools import accumulate
 
 from ..errors import ConfigError
 from .direct import others
+from .hierarchical import Hosts as Hosts
 from .host import SLOTS, staging_area
 from .partition import MESSAGE_LIMIT_BYTES, Range
 from .plan import POSTS_LIMIT, Buffer, Plan, PlanBuilder, sign
 
 INPUT, OUTPUT, STAGING = Buffer.INPUT, Buffer.OUTPUT, Buffer.STAGING
-
-Hosts = tuple[tuple[int, ...], ...]
 
 
 def deliver(

@@ -149,7 +149,7 @@ class _Network:
             read += [
                 b.send(members[i], SCRATCH, at, own.length, [result], encoding=results) for i in others(members, me)
             ]
-            done.append(b.decode(encoding, at, OUTPUT, *own, [result]))
+            done.append(b.copy(SCRATCH, at, OUTPUT, *own, [result], encoding=encoding))
         self.encoded.release([*read, *done])
         for i, encoded in contributed.items():  # INPUT may be OUTPUT
             encoding = Encoding(down, shards[i].offset // down.block_length)

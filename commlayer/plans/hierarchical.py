@@ -317,7 +317,7 @@ def all_gather(
         else:
             at, free = encoded.take()
             made = [b.encode(encoding, INPUT, *piece, at, free)]
-            there = {rank: b.decode(encoding, at, OUTPUT, *own, made)}
+            there = {rank: b.copy(SCRATCH, at, OUTPUT, *own, made, encoding=encoding)}
             sent = [
                 b.send(other, SCRATCH, at, piece.length, made, encoding=encoding, values=piece.offset)
                 for other in delegates

@@ -235,9 +235,11 @@ class PlanBuilder:
         after: Sequence[int] = (),
         *,
         staging_of: int | None = None,
+        encoding: Encoding | None = None,
         kind: StepKind = StepKind.COPY,
     ) -> int:
-        """target = source. STAGING is that of rank `staging_of`, by default this rank's own."""
+        """target = source. STAGING is that of rank `staging_of`, by default this rank's own. `encoding`: what `encode`
+        put into SCRATCH is decoded; `length` is that of the values."""
         if source == Buffer.STAGING:
             self._staging_bytes = max(self._staging_bytes, source_offset + length)
         if target == Buffer.STAGING:
@@ -251,6 +253,7 @@ class PlanBuilder:
             source_offset=source_offset,
             target=target,
             target_offset=target_offset,
+            encoding=encoding and encoding._replace(keeps=False),
         )
 
     reduce = functools.partialmethod(copy, kind=StepKind.REDUCE)
@@ -282,22 +285,6 @@ class PlanBuilder:
             target_offset=scratch,
             encoding=encoding,
             factor=factor,
-        )
-
-    def decode(
-        self, encoding: Encoding, scratch: int, target: Buffer, offset: int, length: int, after: Sequence[int] = ()
-    ) -> int:
-        """The reverse of `encode`."""
-        return self._add(
-            StepKind.COPY,
-            self.rank,
-            length,
-            after,
-            source=Buffer.SCRATCH,
-            source_offset=scratch,
-            target=target,
-            target_offset=offset,
-            encoding=encoding._replace(keeps=False),
         )
 
     def scale(

@@ -137,15 +137,7 @@ class Flow:
 
     def entry(self, bytes_s: float) -> dict[str, Any]:
         """The flow as a sample has it. `bytes_s`: bytes per second that one packet of the interval stands for."""
-        return {
-            "bytes_s": round(self.sent * bytes_s),
-            "sent": self.sent,
-            "lost": self.lost,
-            "received": self.received,
-            "queue_us": self.queue_us,
-            "round_trip_us": self.round_trip_us,
-            "dead": self.dead,
-        }
+        return {"bytes_s": round(self.sent * bytes_s), **dataclasses.asdict(self)}
 
 
 def flows(before: Reading, now: Reading) -> tuple[dict[int, Flow], dict[PathKey, Flow]]:
@@ -225,14 +217,8 @@ class Sampler:
         found = self._exposure
         lagged_s = sum(lag.waited_us for lag in read.lags.values()) / 1e6
         found.update(meter, [each.calls for each in recorder.groups()], lagged_s)
-        read.steps, read.stepped_s, read.exposed_s, read.late_s = (
-            found.steps,
-            found.stepped_s,
-            found.exposed_s,
-            found.late_s,
-        )
-        read.exposed_in_steps_s, read.late_in_steps_s = found.exposed_in_steps_s, found.late_in_steps_s
-        return read
+        noted = ("steps", "exposed_s", "late_s", "stepped_s", "exposed_in_steps_s", "late_in_steps_s")
+        return dataclasses.replace(read, **{name: getattr(found, name) for name in noted})
 
     def _paths(self, engine: Engine) -> dict[PathKey, PathReading]:
         peers = engine.peers()

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import struct
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from scapy.fields import (
     BitEnumField,
@@ -165,14 +165,13 @@ def _rotate(x: int, bits: int) -> int:
 Address = tuple[str, int]
 
 
-class Captured:
+class Captured(NamedTuple):
     """A packet of a capture, with its sender and receiver."""
 
-    def __init__(self, time_s: float, sender: Address, receiver: Address, packet: DLCP) -> None:
-        self.time_s = time_s
-        self.sender = sender
-        self.receiver = receiver
-        self.packet = packet
+    time_s: float
+    sender: Address
+    receiver: Address
+    packet: DLCP
 
 
 def captured(frames: Iterable[Any]) -> Iterator[Captured]:

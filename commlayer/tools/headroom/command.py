@@ -90,15 +90,8 @@ class Report:
         low, high = found.share_interval
         return {
             "version": VERSION,
+            **{field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "split"},
             "command": list(self.command),
-            "verdict": self.verdict,
-            "next_command": self.next_command,
-            "is_little": self.is_little,
-            "backend": self.backend,
-            "ranks": self.ranks,
-            "hosts": self.hosts,
-            "takes_hook": self.takes_hook,
-            "seconds": self.seconds,
             "share": found.share,
             "share_interval": [low, high],
             "steps": {
