@@ -12,7 +12,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import AllreduceOptions
 
 from ...compress.choice import Choice
 from ...compress.codec import codec_of
@@ -222,9 +221,9 @@ class HookState:
             self.tolerance.begin(self.steps, self._largest)
         if self.policy.codec == "auto" and self.group().can_lose:
             if self._choice is None:
-                self._choice = choice_for(self.group(), self.policy, self.optimizer, self._largest_of)
+                self._choice = choice_for(self.group(), self.policy, self.optimizer, self.largest_of)
                 self._choice.load_state_dict(self._choice_state)
-            self._choice.begin_step(self.steps, time.perf_counter(), self._largest_of)
+            self._choice.begin_step(self.steps, time.perf_counter(), self.largest_of)
         self._begun = True
         self.steps += 1
 
@@ -279,14 +278,12 @@ class HookState:
 
     def _largest(self, value: float) -> float:
         """The largest of all ranks' values."""
-        return self._largest_of([value])[0]
+        return self.largest_of([value])[0]
 
-    def _largest_of(self, own: Sequence[float]) -> list[float]:
+    def largest_of(self, own: Sequence[float]) -> list[float]:
         """The largest of all ranks' values, one by one."""
         values = torch.tensor(own, dtype=torch.float64)
-        options = AllreduceOptions()
-        options.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
-        self.group().allreduce([values], options).wait()
+        self.group().allreduce([values], op=dist.ReduceOp(dist.ReduceOp.MAX)).wait()
         return [float(each) for each in values]
 
     def use_group(self, given: dist.ProcessGroup, who: str) -> None:

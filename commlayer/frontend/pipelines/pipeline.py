@@ -21,10 +21,8 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import AllreduceOptions
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -292,11 +290,7 @@ class Pipeline:
 
     def _agree(self, flags: list[bool]) -> list[bool]:
         """The flags that are set on any rank."""
-        values = torch.tensor(flags, dtype=torch.float32)
-        options = AllreduceOptions()
-        options.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
-        self.state.group().allreduce([values], options).wait()
-        return [bool(value) for value in values]
+        return [bool(value) for value in self.state.largest_of(flags)]
 
 
 def _stages_of(schedule: Any) -> list[Any]:
