@@ -1,8 +1,7 @@
 /*
  * Clock: the monotonic time of this machine, in microseconds.
  */
-#ifndef CL_ENGINE_CLOCK_H
-#define CL_ENGINE_CLOCK_H
+#pragma once
 
 #include <stdint.h>
 #include <time.h>
@@ -13,5 +12,3 @@ static inline uint64_t cl_now_us(void)
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (uint64_t)now.tv_sec * 1000000u + (uint64_t)now.tv_nsec / 1000u;
 }
-
-#endif

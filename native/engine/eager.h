@@ -5,8 +5,7 @@
  *
  * The copies of a group are limited in size. Beyond the limit a send is done once the receiver has the message.
  */
-#ifndef CL_ENGINE_EAGER_H
-#define CL_ENGINE_EAGER_H
+#pragma once
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -28,5 +27,3 @@ bool cl_eager_reserve(struct cl_eager *eager, uint64_t length);
 void cl_eager_release(struct cl_eager *eager, uint64_t length);
 /* Waits until every copy has been acknowledged, `status` is no longer CL_OK, or the time is over. */
 void cl_eager_flush(const struct cl_eager *eager, const _Atomic int32_t *status);
-
-#endif

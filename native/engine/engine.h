@@ -9,8 +9,7 @@
  *   engine->inbox        the hand-over from submitting threads, held for a few instructions;
  *   engine->events       completions for Python's completion thread.
  */
-#ifndef CL_ENGINE_ENGINE_H
-#define CL_ENGINE_ENGINE_H
+#pragma once
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -66,5 +65,3 @@ void cl_engine_attend(struct cl_engine *engine);
 /* Takes the engine's next turn in the calling thread, which visits the group. Returns whether there is more to do at
  * once. */
 bool cl_engine_take_turn(struct cl_engine *engine, struct cl_group *group);
-
-#endif

@@ -1,8 +1,7 @@
 /*
  * Events: a queue of ended operations, for callers that asked to be told. Python's completion thread takes them.
  */
-#ifndef CL_ENGINE_EVENTS_H
-#define CL_ENGINE_EVENTS_H
+#pragma once
 
 #include <pthread.h>
 #include <stdbool.h>
@@ -26,5 +25,3 @@ void cl_events_push(struct cl_events *events, uint64_t token, int status);
 int cl_events_take(struct cl_events *events, struct cl_event *out, uint32_t capacity, uint64_t timeout_us);
 /* Ends all waits, now and later. */
 void cl_events_stop(struct cl_events *events);
-
-#endif

@@ -2,8 +2,7 @@
  * Member: this process in one group. A group (group/group.h) has no lock, thread or memory mapping; its member has
  * them: the lock of submission, the mapped memory of the host, and the processes of the other ranks there.
  */
-#ifndef CL_ENGINE_MEMBER_H
-#define CL_ENGINE_MEMBER_H
+#pragma once
 
 #include <pthread.h>
 
@@ -50,5 +49,3 @@ static inline struct cl_member *cl_member_of(cl_group *group)
 bool cl_member_hand_over(struct cl_member *member, struct cl_operation *operation);
 /* An operation of the member `context` has ended: counts it and tells its caller. See group/io.h. */
 void cl_member_ended(void *context, struct cl_operation *operation, int status);
-
-#endif

@@ -5,8 +5,7 @@
  *
  * It outlives its group, since an operation may be waited for after its group has been closed.
  */
-#ifndef CL_ENGINE_MESSAGE_WAIT_H
-#define CL_ENGINE_MESSAGE_WAIT_H
+#pragma once
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -39,5 +38,3 @@ void cl_message_wait_close(struct cl_message_wait *wait);
 
 /* Waits until *done is not 0, the group is closed, or the deadline has passed. */
 void cl_message_wait_for(struct cl_message_wait *wait, const _Atomic uint32_t *done, uint64_t deadline_us);
-
-#endif

@@ -10,8 +10,7 @@
  * batch: where messages and answers alternate, the mean rate over both directions would be too low, and a nap would
  * last past the end of a message.
  */
-#ifndef CL_ENGINE_NAP_H
-#define CL_ENGINE_NAP_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -40,5 +39,3 @@ void cl_nap_arrived(struct cl_nap *nap, uint64_t at_us);
 /* The time to nap from now on, asked after each turn; 0: none. `lacking`: packets that a peer has still to send;
  * UINT64_MAX: none came that was expected. */
 uint64_t cl_nap_us(struct cl_nap *nap, uint64_t lacking, bool urgent, uint64_t now_us);
-
-#endif

@@ -3,8 +3,7 @@
  * that its operation has ended; the other ranks must have the acknowledgements of the last packets by then, or they
  * would take the process for one that died amid the operation.
  */
-#ifndef CL_ENGINE_NEWS_H
-#define CL_ENGINE_NEWS_H
+#pragma once
 
 #include <stddef.h>
 
@@ -35,5 +34,3 @@ static inline void cl_news_tell(struct cl_news *news)
         item = next;
     }
 }
-
-#endif

@@ -1,8 +1,7 @@
 /*
  * Peers: the other processes of the job: the links to them, and a watch on those of this host.
  */
-#ifndef CL_ENGINE_PEERS_H
-#define CL_ENGINE_PEERS_H
+#pragma once
 
 #include "os/host.h"
 #include "protocol/endpoint.h"
@@ -46,5 +45,3 @@ int cl_peers_add(struct cl_peers *peers, const struct cl_peer_options *options, 
                  struct cl_endpoint *endpoint);
 /* Watches the process of a peer for its death. Watching it again changes nothing. */
 int cl_peers_watch(struct cl_peers *peers, uint16_t peer, int32_t pid);
-
-#endif

@@ -2,8 +2,7 @@
  * Submission: an operation as the caller who submitted it holds it. The caller waits for its end by futex, or is told
  * of it by an event.
  */
-#ifndef CL_ENGINE_SUBMISSION_H
-#define CL_ENGINE_SUBMISSION_H
+#pragma once
 
 #include "engine/events.h"
 #include "engine/message_wait.h"
@@ -33,5 +32,3 @@ bool cl_submission_end_early(struct cl_submission *submission, const void *memor
 /* Publishes the status of an operation that has ended, wakes its waiters, sends its event, and drops the engine's
  * reference. Only the last, if the submission has ended early. */
 void cl_submission_end(struct cl_submission *submission, int status, struct cl_events *events);
-
-#endif

@@ -14,8 +14,7 @@
  * All entries of a ring are read whenever this rank has something in flight, so neither side ever waits for the other
  * one to receive another message first.
  */
-#ifndef CL_GROUP_CHANNEL_H
-#define CL_GROUP_CHANNEL_H
+#pragma once
 
 #include "group/channel_state.h"
 
@@ -58,5 +57,3 @@ static inline bool cl_channels_listens(const struct cl_channels *channels, bool 
 bool cl_channels_may_sleep(struct cl_channels *channels);
 /* Asks to be told of news. False when there are some. */
 bool cl_channels_arm(struct cl_channels *channels, bool waiting);
-
-#endif

@@ -1,8 +1,7 @@
 /*
  * Channel state: the inside of channels (channel.h), and the writing of entries, for the files that share it.
  */
-#ifndef CL_GROUP_CHANNEL_STATE_H
-#define CL_GROUP_CHANNEL_STATE_H
+#pragma once
 
 #include <stddef.h>
 
@@ -104,5 +103,3 @@ void cl_channel_notify(struct cl_channels *channels, uint32_t index);
 /* Writes an entry if `reserve` bytes stay free; otherwise asks for room, and returns false. */
 bool cl_channel_write(struct cl_channels *channels, struct cl_channel *channel, const struct cl_ring_entry *entry,
                       const void *payload, uint64_t payload_bytes, uint64_t reserve);
-
-#endif

@@ -11,8 +11,7 @@
  * The engine and the simulator run this code. Calls must be serialised, except those marked "any thread";
  * cl_group_order only with itself and the other submissions.
  */
-#ifndef CL_GROUP_GROUP_H
-#define CL_GROUP_GROUP_H
+#pragma once
 
 #include "group/waiting.h"
 
@@ -109,5 +108,3 @@ void cl_group_hear_of(struct cl_group *group, const struct cl_closed_group *abor
 void cl_group_peer_died(struct cl_group *group, uint16_t peer);
 /* Ends what is in flight with the group's status, and forgets the group at the endpoint. */
 void cl_group_leave(struct cl_group *group, uint64_t now_us);
-
-#endif

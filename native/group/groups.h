@@ -14,8 +14,7 @@
  *
  * Calls must be serialised, except those marked "any thread".
  */
-#ifndef CL_GROUP_GROUPS_H
-#define CL_GROUP_GROUPS_H
+#pragma once
 
 #include "group/group.h"
 
@@ -47,5 +46,3 @@ bool cl_groups_arm_bells(struct cl_groups *groups, uint64_t now_us, uint64_t *de
 void cl_groups_hear_of(struct cl_groups *groups, const struct cl_closed_group *aborted);
 /* Notes that the process of a local peer died. */
 void cl_groups_peer_died(struct cl_groups *groups, uint16_t peer);
-
-#endif

@@ -15,8 +15,7 @@
  * the number of the operation, counted over all queues, and a hash. Ranks that wait for each other compare them, also
  * with those of other queues: a rank that runs the operation in another class runs another operation.
  */
-#ifndef CL_GROUP_HOST_QUEUE_H
-#define CL_GROUP_HOST_QUEUE_H
+#pragma once
 
 #include <stdatomic.h>
 
@@ -92,5 +91,3 @@ int cl_host_queues_doubt(struct cl_host_queues *queues, uint32_t class, uint32_t
                          uint64_t now_us);
 /* Whether local rank `index` runs an operation in another class than this rank, and the two classes. */
 bool cl_host_queues_classes(const struct cl_host_queues *queues, uint32_t index, uint32_t *own, uint32_t *theirs);
-
-#endif

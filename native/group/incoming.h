@@ -1,8 +1,7 @@
 /*
  * Incoming: the messages of a channel whose head came before their receive, or whose data is still to come.
  */
-#ifndef CL_GROUP_INCOMING_H
-#define CL_GROUP_INCOMING_H
+#pragma once
 
 #include "group/channel_state.h"
 
@@ -20,5 +19,3 @@ void cl_incoming_answer(struct cl_channels *channels, struct cl_channel *channel
 /* Reads offers of all senders, `budget` bytes of the most urgent ones, and writes their answers. Returns whether there
  * is more to do at once; *deadline_us is lowered to the time when there is. */
 bool cl_incoming_fetch(struct cl_channels *channels, uint64_t now_us, uint64_t *deadline_us, uint64_t budget);
-
-#endif

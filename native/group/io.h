@@ -2,8 +2,7 @@
  * Group I/O: the functions through which a group reaches its surroundings. The engine supplies threads, futexes and
  * sockets behind them, the simulator a virtual clock and virtual hosts. A group itself has no clock, lock or thread.
  */
-#ifndef CL_GROUP_IO_H
-#define CL_GROUP_IO_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -38,5 +37,3 @@ struct cl_group_io {
     /* Reads memory of local rank `index`; a status other than CL_OK: this cannot be done. */
     int (*read_memory)(void *context, uint32_t index, uint64_t address, void *target, uint64_t bytes);
 };
-
-#endif

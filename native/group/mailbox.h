@@ -13,8 +13,7 @@
  * that is shorter, perhaps empty. Two ends that disagree on the length of the transfer therefore disagree on the length
  * of a message.
  */
-#ifndef CL_GROUP_MAILBOX_H
-#define CL_GROUP_MAILBOX_H
+#pragma once
 
 #include "group/channel.h"
 #include "protocol/endpoint.h"
@@ -70,5 +69,3 @@ int cl_mailbox_receive(struct cl_mailbox *mailbox, struct cl_ticket *ticket, uin
 struct cl_ticket *cl_mailbox_next(struct cl_mailbox *mailbox);
 /* Whether a receive from any source waits while all other ranks are lost or silent. */
 bool cl_mailbox_deserted(const struct cl_mailbox *mailbox, uint64_t now_us);
-
-#endif

@@ -2,8 +2,7 @@
  * Operation: one plan with its buffers, or one point-to-point transfer, from submission to its end. It knows its own
  * order, but not the group that gave it: see group.h.
  */
-#ifndef CL_GROUP_OPERATION_H
-#define CL_GROUP_OPERATION_H
+#pragma once
 
 #include "group/channel.h"
 #include "group/host_queue.h"
@@ -75,5 +74,3 @@ struct cl_operation_place {
 int cl_operation_start(struct cl_operation *operation, const struct cl_operation_place *place, uint64_t now_us);
 /* Takes the time of the first byte and what the operation did not count from the executor, which goes. */
 void cl_operation_end(struct cl_operation *operation, int status, uint64_t now_us);
-
-#endif

@@ -1,8 +1,7 @@
 /*
  * Outgoing: the sends of a channel, from the head to the last piece.
  */
-#ifndef CL_GROUP_OUTGOING_H
-#define CL_GROUP_OUTGOING_H
+#pragma once
 
 #include "group/channel_state.h"
 
@@ -13,5 +12,3 @@ void cl_outgoing_announce(struct cl_channels *channels, struct cl_channel *chann
 bool cl_outgoing_stream(struct cl_channels *channels, struct cl_channel *channel, uint64_t budget);
 /* Takes an offered send; NULL: there is none of that number. */
 struct cl_transfer *cl_outgoing_take(struct cl_channel *channel, uint64_t number);
-
-#endif

@@ -5,8 +5,7 @@
  * They have their own names (mailbox.h) and no place in the group's order of submission. Any number of them is in
  * flight at a time. They share only the group's failure with its collectives.
  */
-#ifndef CL_GROUP_P2P_H
-#define CL_GROUP_P2P_H
+#pragma once
 
 #include "group/operation.h"
 
@@ -22,5 +21,3 @@ int cl_p2p_bind(struct cl_operation *operation, struct cl_mailbox *mailbox, uint
 /* An operation that has waited and has a name now, to be posted likewise; NULL: there is none. Returns the status with
  * which the operation fails the group, or CL_OK. */
 int cl_p2p_next(struct cl_mailbox *mailbox, struct cl_operation **operation);
-
-#endif

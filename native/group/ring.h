@@ -5,8 +5,7 @@
  * An entry is a head and perhaps payload. It becomes visible when all of it is written, so the reader never sees a part
  * of an entry, even if the writer dies. Positions count bytes since the beginning and never wrap.
  */
-#ifndef CL_GROUP_RING_H
-#define CL_GROUP_RING_H
+#pragma once
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -86,5 +85,3 @@ void cl_ring_drop(struct cl_ring *ring, uint64_t payload_bytes);
 bool cl_ring_is_empty(struct cl_ring *ring);
 /* Whether the writer waits for room, and must be told that there is some; true once per question. */
 bool cl_ring_answer(struct cl_ring *ring);
-
-#endif

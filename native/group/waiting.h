@@ -2,8 +2,7 @@
  * Waiting: the operations of a group that wait for packets, with nothing to do until one of their messages ends. A turn
  * does not visit them: thousands may be in flight.
  */
-#ifndef CL_GROUP_WAITING_H
-#define CL_GROUP_WAITING_H
+#pragma once
 
 #include "group/operation.h"
 
@@ -19,5 +18,3 @@ void cl_waiting_add(struct cl_waiting *waiting, struct cl_operation *operation);
 void cl_waiting_end(struct cl_waiting *waiting, struct cl_operation *operation, struct cl_operation_list *list);
 /* Moves those whose deadline has come. */
 void cl_waiting_end_due(struct cl_waiting *waiting, uint64_t now_us, struct cl_operation_list *list);
-
-#endif

@@ -26,8 +26,7 @@
  * magnitude (sign: mean magnitude) is below 2^-100 decodes to zeros. A last block that is not full is padded with zeros
  * and sent whole; the mean of sign leaves the padding out.
  */
-#ifndef CL_KERNELS_CODEC_H
-#define CL_KERNELS_CODEC_H
+#pragma once
 
 #include "commlayer.h"
 
@@ -70,5 +69,3 @@ static inline size_t cl_codec_bytes(const struct cl_codec *codec, size_t count)
 {
     return (count + codec->block_values - 1) / codec->block_values * codec->block_bytes;
 }
-
-#endif

@@ -5,8 +5,7 @@
  * CL_IEEE_ARITHMETIC: to the end of the function, subnormals are kept, results are rounded to the nearest even value,
  * and nothing traps. Then the thread has its own mode again.
  */
-#ifndef CL_KERNELS_FLOAT_MODE_H
-#define CL_KERNELS_FLOAT_MODE_H
+#pragma once
 
 #include <stdint.h>
 
@@ -105,5 +104,3 @@ static inline void cl_float_mode_leave(const cl_float_mode *mode)
 
 #define CL_IEEE_ARITHMETIC                                                                                             \
     __attribute__((cleanup(cl_float_mode_leave), unused)) const cl_float_mode own_mode = cl_float_mode_enter()
-
-#endif

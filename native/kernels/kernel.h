@@ -1,6 +1,5 @@
 /* Kernel: functions over arrays of elements. */
-#ifndef CL_KERNELS_KERNEL_H
-#define CL_KERNELS_KERNEL_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -10,5 +9,3 @@ typedef void (*cl_reduce_fn)(void *target, const void *source, size_t count);
 
 /* target[i] = target[i] / divisor; integers truncate toward zero. The divisor is at least 1. */
 typedef void (*cl_scale_fn)(void *target, size_t count, uint32_t divisor);
-
-#endif

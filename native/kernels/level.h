@@ -1,6 +1,5 @@
 /* Level: all kernels for one instruction set. */
-#ifndef CL_KERNELS_LEVEL_H
-#define CL_KERNELS_LEVEL_H
+#pragma once
 
 #include <string.h>
 
@@ -46,5 +45,3 @@ static inline float float_of(uint32_t bits)
     memcpy(&value, &bits, sizeof value);
     return value;
 }
-
-#endif

@@ -8,8 +8,7 @@
  *
  * A block that does not fill a chunk is padded with zeros, so the caller must authenticate the length.
  */
-#ifndef CL_KERNELS_NH_H
-#define CL_KERNELS_NH_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -26,5 +25,3 @@ struct cl_nh_key {
 
 /* The two sums of a block of at most CL_NH_BLOCK_BYTES. */
 void cl_nh(uint64_t sums[2], const uint8_t *block, size_t length, const struct cl_nh_key *key);
-
-#endif

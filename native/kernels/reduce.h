@@ -6,8 +6,7 @@
  * is allowed. f16 and bf16 are computed in f32 and rounded to nearest even on each call; integers wrap. MIN and MAX
  * propagate NaN (as torch.minimum/maximum do); of 0 and -0 they give the source's.
  */
-#ifndef CL_KERNELS_REDUCE_H
-#define CL_KERNELS_REDUCE_H
+#pragma once
 
 #include "commlayer.h"
 #include "kernels/kernel.h"
@@ -18,5 +17,3 @@ cl_scale_fn cl_scale_kernel(enum cl_dtype dtype);
 
 /* Bytes per element; 0 when out of range. */
 size_t cl_dtype_size(enum cl_dtype dtype);
-
-#endif

@@ -6,8 +6,7 @@
  * the bell's owner (doorbell.h). The kernel drops other datagrams before they take room or wake the owner, by a filter
  * of the socket; where it takes no filter, they are counted as noise.
  */
-#ifndef CL_OS_BELL_H
-#define CL_OS_BELL_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -29,5 +28,3 @@ void cl_bell_ring(const struct cl_bell *own, const char name[CL_BELL_BYTES], uin
 /* Empties the queue, but takes a bounded number of datagrams. Returns whether there was a request, or may have been: a
  * full queue takes none. */
 bool cl_bell_drain(const struct cl_bell *bell);
-
-#endif

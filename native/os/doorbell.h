@@ -5,8 +5,7 @@
  * be woken by its bell (host.h): of every message, if the engine listens to all, else only of a request, by a rank that
  * cannot go on alone.
  */
-#ifndef CL_OS_DOORBELL_H
-#define CL_OS_DOORBELL_H
+#pragma once
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -33,5 +32,3 @@ void cl_doorbell_wake(struct cl_doorbell *doorbell);
 /* Sleeps until it was rung more than `seen` times, *done is not 0, which its writer follows by cl_doorbell_wake, or
  * timeout_us passed. May return early. */
 void cl_doorbell_sleep(struct cl_doorbell *doorbell, uint32_t seen, const _Atomic uint32_t *done, uint64_t timeout_us);
-
-#endif

@@ -13,8 +13,7 @@
  * The region is an anonymous memory file that peers open through /proc. So a crash leaves nothing behind, and the small
  * /dev/shm of containers does not matter.
  */
-#ifndef CL_OS_HOST_H
-#define CL_OS_HOST_H
+#pragma once
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -69,5 +68,3 @@ int cl_host_aborted(struct cl_host *host, uint32_t *culprit);
 /* Wakes all threads of this host that sleep on a counter or at a doorbell, so that they check the state of their group.
  */
 void cl_host_wake_all(struct cl_host *host);
-
-#endif

@@ -1,8 +1,7 @@
 /*
  * Process: the state of another process of this host, from the kernel.
  */
-#ifndef CL_OS_PROCESS_H
-#define CL_OS_PROCESS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -15,5 +14,3 @@ bool cl_process_is_stopped(int32_t pid);
 /* Reads memory of the process: two pieces, one after the other. False when not all could be read, or the kernel does
  * not allow it. */
 bool cl_process_read(int32_t pid, const uint64_t addresses[2], void *const targets[2], const size_t bytes[2]);
-
-#endif

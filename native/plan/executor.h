@@ -6,8 +6,7 @@
  * has reached its value. Ready steps run in the order in which they became ready, so a plan's early segments leave
  * first.
  */
-#ifndef CL_PLAN_EXECUTOR_H
-#define CL_PLAN_EXECUTOR_H
+#pragma once
 
 #include "plan/missing.h"
 #include "plan/plan.h"
@@ -92,5 +91,3 @@ uint32_t cl_executor_culprit(const struct cl_executor *executor);
 bool cl_executor_awaits(const struct cl_executor *executor, uint32_t n, uint32_t *rank, uint32_t *value);
 void cl_executor_set_owner(struct cl_executor *executor, void *owner);
 void *cl_executor_owner(const struct cl_executor *executor);
-
-#endif

@@ -6,8 +6,7 @@
  *  - `absent`: ranges of CL_OUTPUT, owned by this rank, that lack one contribution of one message. Ranges may overlap:
  *    several contributions may be absent from the same part.
  */
-#ifndef CL_PLAN_MISSING_H
-#define CL_PLAN_MISSING_H
+#pragma once
 
 #include "plan/plan.h"
 #include "protocol/ranges.h"
@@ -32,5 +31,3 @@ bool cl_missing_add(struct cl_missing *missing, const struct cl_step *step, cons
 uint32_t cl_missing_next(const struct cl_missing *missing, uint64_t *at, uint64_t end);
 
 void cl_missing_free(struct cl_missing *missing);
-
-#endif

@@ -2,8 +2,7 @@
  * Plan: the checked copy of a plan that Python built, immutable except for its deadline. Reference counted, shared by
  * all operations that run it.
  */
-#ifndef CL_PLAN_PLAN_H
-#define CL_PLAN_PLAN_H
+#pragma once
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -48,5 +47,3 @@ static inline const struct cl_codec *cl_step_codec(const struct cl_step *step)
 }
 
 void cl_plan_retain(struct cl_plan *plan);
-
-#endif

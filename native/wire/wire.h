@@ -5,8 +5,7 @@
  * and a remote address). Datagrams leave on links and arrive at ports. They may be lost, duplicated and reordered: the
  * protocol repairs that. Once the wire is open, all calls but `close` come from the engine thread.
  */
-#ifndef CL_WIRE_WIRE_H
-#define CL_WIRE_WIRE_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -70,5 +69,3 @@ extern const struct cl_wire_type cl_wire_ofi;
 
 /* The type of that name, or NULL. */
 const struct cl_wire_type *cl_wire_find(const char *name);
-
-#endif
