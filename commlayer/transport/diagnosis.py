@@ -15,6 +15,9 @@ from .native import ERRORS, Engine, ffi, lib
 from .paths import pair_paths
 from .stall import Waits
 
+_SIGNALED = 0x400
+"""The kernel's flag of a process that a signal ends, as in native/os/process.c."""
+
 NAMELESS = ("", "undefined")
 """Descriptions that torch gives a group without one."""
 
@@ -100,8 +103,7 @@ class Diagnosis:
             return ""
         own, peer = self.descriptions[self.rank], self.descriptions[culprit]
         if own["host"] == peer["host"] and own["shm"] and peer["shm"]:
-            state = "has ended" if _has_ended(peer["pid"]) else "is there, but does not answer"
-            return f"its process {peer['pid']} on this host {state}"
+            return f"its process {peer['pid']} on this host {_state_of(peer['pid'])}"
         try:
             paths = self.engine.paths(peer["peer"])
         except CommError:
@@ -125,10 +127,15 @@ def _endpoint(address: str, port: int) -> str:
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
-def _has_ended(pid: int) -> bool:
-    """Whether a process of this host has ended; its parent may not know yet (state Z)."""
+def _state_of(pid: int) -> str:
+    """The state of a process of this host that is taken for lost, for texts. Its parent may not know yet (state Z)."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
     except OSError:
-        return True
-    return stat.rpartition(")")[2].split()[0] in ("Z", "X")
+        return "has ended"
+    state, flags = (stat.rpartition(")")[2].split()[field] for field in (0, 6))
+    if state in ("Z", "X"):
+        return "has ended"
+    if int(flags) & _SIGNALED:
+        return "was ended by a signal (the kernel is still writing its core, or freeing its memory)"
+    return "is there, but does not answer"

@@ -38,28 +38,30 @@ static void request_bell(void *context, uint32_t class, uint32_t index)
     cl_host_request_bell(member->host, class, index);
 }
 
-/* Whether the process of a neighbour has been stopped for the peer timeout, after which a silent rank of another host
- * is lost, too. Waiting threads look at it now and then. After a long time without a look, the stop counts from now. */
-static bool is_frozen(struct cl_neighbour *neighbour, uint64_t timeout_us, uint64_t now_us)
+/* Whether the process of a neighbour will not go on: it dies, or has been stopped for the peer timeout, after which a
+ * silent rank of another host is lost, too. Waiting threads look at it now and then. After a long time without a look,
+ * the stop counts from now. */
+static bool has_halted(struct cl_neighbour *neighbour, uint64_t timeout_us, uint64_t now_us)
 {
     uint64_t unseen_us = now_us - atomic_load(&neighbour->looked_us);
-    if (neighbour->pid == 0 || timeout_us == 0 || unseen_us < CL_SLEEP_MAX_US)
+    if (neighbour->pid == 0 || unseen_us < CL_SLEEP_MAX_US)
         return false;
     atomic_store(&neighbour->looked_us, now_us);
     uint64_t since_us = atomic_load(&neighbour->stopped_us);
-    if (!cl_process_is_stopped(neighbour->pid))
+    enum cl_process_state state = cl_process_state(neighbour->pid);
+    if (state != CL_PROCESS_STOPPED)
         since_us = 0;
     else if (since_us == 0 || unseen_us > 10 * CL_SLEEP_MAX_US)
         since_us = now_us;
     atomic_store(&neighbour->stopped_us, since_us);
-    return since_us != 0 && now_us - since_us >= timeout_us;
+    return state == CL_PROCESS_DIES || (since_us != 0 && timeout_us != 0 && now_us - since_us >= timeout_us);
 }
 
 static bool is_gone(void *context, uint32_t index, uint64_t now_us)
 {
     const struct cl_member *member = context;
     return cl_host_left(member->host, index) ||
-           is_frozen(&member->neighbours[index], member->engine->options.peer_timeout_us, now_us);
+           has_halted(&member->neighbours[index], member->engine->options.peer_timeout_us, now_us);
 }
 
 static void abort_host(void *context, int reason, uint32_t culprit)

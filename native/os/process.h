@@ -7,9 +7,14 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Whether the process is stopped: SIGSTOP, SIGTSTP (Ctrl-Z), or a frozen terminal. False for a process that a debugger
- * holds, as the other ranks should then wait; also false when the kernel does not tell. */
-bool cl_process_is_stopped(int32_t pid);
+enum cl_process_state {
+    CL_PROCESS_RUNS, /* also: a debugger holds it, so that the other ranks should wait; or the kernel does not tell */
+    CL_PROCESS_STOPPED, /* by SIGSTOP, SIGTSTP (Ctrl-Z), or a frozen terminal */
+    CL_PROCESS_DIES,    /* of a signal. Its pidfd tells only when the kernel has written its core and freed its memory,
+                           which takes seconds for gigabytes */
+};
+
+enum cl_process_state cl_process_state(int32_t pid);
 
 /* Reads memory of the process: two pieces, one after the other. False when not all could be read, or the kernel does
  * not allow it. */

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import signal
 import subprocess
 import sys
@@ -14,6 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import commlayer
 from tests import ranks
 
 from .scene import (
@@ -33,6 +36,9 @@ from .scene import (
     watch,
     witness,
 )
+
+PTRACE_SEIZE = 0x4206
+PTRACE_O_TRACEEXIT = 1 << 6
 
 LARGE = 16 << 20
 """Elements: 64 MiB take tens of milliseconds anywhere."""
@@ -104,6 +110,34 @@ def test_a_killed_rank_is_lost_to_all(site: Site, body: Callable[..., Seen], fau
     outcomes = site.outcomes(body)
     assert outcomes[victim].exit_code == -signal.SIGKILL
     expect_loss(site, outcomes, fault, victim)
+
+
+def _hold_at_exit(process: int) -> None:
+    """Traces another process, so that it stays between a fatal signal and its end as long as this process lives."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.ptrace(PTRACE_SEIZE, process, None, ctypes.c_void_p(PTRACE_O_TRACEEXIT)) != 0:
+        raise OSError(ctypes.get_errno(), f"cannot trace process {process}")
+
+
+def _dies_slowly(rank: int, size: int) -> None:
+    ranks.init(rank, size)
+    store = ranks.store()
+    if rank == 1:
+        store.set("victim", str(os.getpid()))
+        store.wait(["held"])
+        die()
+    _hold_at_exit(int(store.get("victim")))
+    store.set("held", "")
+    told = r"rank 1 on .*; its process \d+ on this host was ended by a signal"
+    with pytest.raises(commlayer.PeerLostError, match=told):
+        small()
+
+
+def test_a_rank_is_lost_before_the_kernel_has_freed_its_memory() -> None:
+    """The kernel tells of the end of a process when its core is written and its memory is free: 18 s for 1.5 GiB."""
+    survivor, victim = ranks.outcomes(_dies_slowly, 2)
+    assert survivor.error is None, survivor.error
+    assert victim.exit_code == -signal.SIGKILL
 
 
 def _frozen(rank: int, size: int, seconds: float) -> Seen:
