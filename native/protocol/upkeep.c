@@ -6,7 +6,7 @@
 #include "protocol/partial.h"
 
 enum {
-    STALL_US = 500000, /* timers this late mean that this process was stopped: silence of peers proves nothing */
+    STALL_US = 500000, /* timers this late mean that this process was stopped: that time is no silence of its peers */
 };
 
 uint64_t cl_endpoint_next_timeout(const struct cl_endpoint *endpoint)
@@ -168,6 +168,15 @@ static void release_interfaces(struct cl_endpoint *endpoint)
         }
 }
 
+/* Counts the time from `from_us` to now as no silence of the peer. The silence before it stays: where this process
+ * stalls again and again, a dead peer would never be lost otherwise. */
+static void forgive(struct cl_peer *peer, uint64_t from_us, uint64_t now_us)
+{
+    uint64_t *const since[] = {&peer->heard_us, &peer->answered_us};
+    for (int i = 0; i < 2; i++)
+        *since[i] = *since[i] < from_us ? *since[i] + (now_us - from_us) : now_us;
+}
+
 void cl_endpoint_timeout(struct cl_endpoint *endpoint, uint64_t now_us)
 {
     /* A timer may also be late because it was armed late. */
@@ -178,7 +187,7 @@ void cl_endpoint_timeout(struct cl_endpoint *endpoint, uint64_t now_us)
     if (expected_us > 0 && expected_us < now_us && now_us - expected_us > STALL_US)
         for (uint32_t i = 0; i < endpoint->peers.length; i++)
             if (endpoint->peers.list[i] != NULL && endpoint->peers.list[i]->heard_us)
-                endpoint->peers.list[i]->heard_us = endpoint->peers.list[i]->answered_us = now_us;
+                forgive(endpoint->peers.list[i], expected_us, now_us);
     struct cl_timer *timer;
     while ((timer = cl_timers_pop(&endpoint->timers, now_us)) != NULL) {
         if (timer == &endpoint->nics.timer)

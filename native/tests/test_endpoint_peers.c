@@ -114,6 +114,26 @@ TEST(test_own_sleep_is_no_silence)
     CHECK(network_run_completions(network, 1, network_now_us(network) + 10000));
 }
 
+/* A process that has no processor for 1 s of each 1.5 s still loses a dead peer: after the timeout, which begins with
+ * the first PING, and as much as it stood still. */
+TEST(test_own_stalls_only_add_their_time_to_silence)
+{
+    enum { RUN_US = 500000, STALL_US = 1000000, ROUNDS_MAX = 60 };
+    SCOPED_NETWORK *network = network_new(2, 1, 200, 150, ROOM, 29);
+    network_run_until(network, network_now_us(network) + 10000);
+    SCOPED_TRANSFER *t = transfer_new(1, 0, 0, 1000);
+    sim_driver_kill(&network->hosts[1].driver);
+    post_receive(network, t, 1);
+    uint64_t rounds = 0, patience_us = CL_PEER_TIMEOUT_US + CL_PEER_TIMEOUT_US / CL_PEER_ASK_WAITING;
+    while (network_sees(network, 0, 1) && rounds++ < ROUNDS_MAX) {
+        network_run_until(network, network_now_us(network) + RUN_US);
+        network_sleep(network, 0, STALL_US);
+        network_run_until(network, network_now_us(network) + STALL_US);
+    }
+    CHECK(rounds * (RUN_US + STALL_US) >= patience_us);
+    CHECK((rounds - 1) * RUN_US <= patience_us); /* while it ran, silence counted */
+}
+
 /* A process that is stopped for less than the timeout, just before its next packet was due, is not lost. */
 TEST(test_pause_shorter_than_the_timeout)
 {
