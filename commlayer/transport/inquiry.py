@@ -18,19 +18,21 @@ from typing import Any, Protocol
 from .call import Call, Calls
 from .places import place_of
 
-ANSWERS_S = 0.7
-"""The longest wait for the answers of the other ranks: a rank that computes, or is stuck, does not answer."""
+LOOK_S = 0.01
+"""Pause between looks at the Store. Waits are counted in looks: while this process has no processor, or is stopped, its
+looks stop, too. Otherwise it would give up, although an answer is there."""
 
-VERDICT_S = 1.5
-"""The longest wait for the verdict of the rank that failed first."""
+ANSWER_LOOKS = 70
+"""The most looks for the answers of the other ranks: a rank that computes, or is stuck, does not answer."""
+
+VERDICT_LOOKS = 150
+"""The most looks for the verdict of the rank that failed first."""
 
 RANKS_MAX = 64
 """The most ranks whose answers are read."""
 
 SIZED = {"all_reduce", "broadcast"}
 """Collectives to which all ranks pass as many elements."""
-
-_POLL_S = 0.01
 
 
 class Store(Protocol):
@@ -97,7 +99,8 @@ class Inquiry:
                 self._begun = True
                 thread = threading.Thread(target=run, name="commlayer-inquiry", daemon=True)
                 thread.start()
-                thread.join(VERDICT_S + ANSWERS_S)
+                for _ in range(VERDICT_LOOKS + ANSWER_LOOKS):
+                    thread.join(LOOK_S)
             return self._verdict
 
     def _publish(self) -> None:
@@ -117,14 +120,15 @@ class Inquiry:
 
     def _judge(self, call: Call | None, culprit: int | None, explain: Any, text: str = "") -> Verdict:
         self._publish()
-        end = time.monotonic() + ANSWERS_S
         asked = sorted({self._rank, *filter(None, [culprit]), *range(min(len(self._ranks), RANKS_MAX))})
         answers: dict[int, list[dict[str, Any]]] = {}
-        while len(answers) < len(asked) and time.monotonic() < end and not self._store.check(["verdict"]):
+        for _ in range(ANSWER_LOOKS):
+            if len(answers) == len(asked) or self._store.check(["verdict"]):
+                break
             for rank in asked:
                 if rank not in answers and self._store.check([f"calls/{rank}"]):
                     answers[rank] = json.loads(self._store.get(f"calls/{rank}"))
-            time.sleep(_POLL_S)
+            time.sleep(LOOK_S)
         found = explain(call, culprit, answers, asked, self._ranks)
         return self._agree(dataclasses.replace(found, text="; ".join(filter(None, [text, found.text]))))
 
@@ -134,12 +138,11 @@ class Inquiry:
 
     def _await_verdict(self) -> Verdict | None:
         self._publish()
-        end = time.monotonic() + VERDICT_S
-        while not self._store.check(["verdict"]):
-            if time.monotonic() >= end:
-                return None
-            time.sleep(_POLL_S)
-        return Verdict(**json.loads(self._store.get("verdict")))
+        for _ in range(VERDICT_LOOKS):
+            if self._store.check(["verdict"]):
+                return Verdict(**json.loads(self._store.get("verdict")))
+            time.sleep(LOOK_S)
+        return None
 
 
 def _differing(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -82,8 +83,8 @@ def test_a_message_is_told_with_its_other_end() -> None:
 
 @pytest.mark.parametrize("silent", [(2,), ()], ids=["stuck", "behind"])
 def test_a_timeout_names_the_ranks_that_did_not_come(silent: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inquiry, "ANSWERS_S", 2.0 if silent else 20.0)
-    monkeypatch.setattr(inquiry, "VERDICT_S", 20.0)
+    monkeypatch.setattr(inquiry, "ANSWER_LOOKS", 200 if silent else 2000)
+    monkeypatch.setattr(inquiry, "VERDICT_LOOKS", 2000)
     history = [[reduction(5), reduction(5)] for _ in range(4)]
     behind = reduction(5)
     history[2] = [] if silent else [behind]
@@ -112,8 +113,33 @@ def test_an_abort_is_told_with_its_reason() -> None:
 
 
 def test_an_abort_without_a_verdict_is_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inquiry, "VERDICT_S", 0.1)
+    monkeypatch.setattr(inquiry, "VERDICT_LOOKS", 10)
     assert inquire([[reduction(5)]], lambda own, _: own.aborted()) == [None]
+
+
+@dataclasses.dataclass
+class Pauses:
+    """A process that is stopped while it talks to the Store: each request takes 10 s on its clock."""
+
+    store: Any
+    now_s: float = 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        self.now_s += 10.0
+        return getattr(self.store, name)
+
+
+def test_a_pause_of_the_process_loses_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rank that aborts tells its reason a moment after the others have heard of the abort."""
+    store: Any = dist.HashStore()
+    paused: Any = Pauses(store)
+    monkeypatch.setattr("time.monotonic", lambda: paused.now_s)
+
+    def sleep(_: float) -> None:
+        Inquiry(store, 1, JOB_RANKS, Calls()).abort("as the test wants it")
+
+    monkeypatch.setattr("time.sleep", sleep)
+    assert Inquiry(paused, 0, JOB_RANKS, Calls()).aborted() == Verdict(1, "as the test wants it")
 
 
 class FrozenStore:
@@ -137,8 +163,8 @@ def frozen() -> Any:
 
 
 def test_a_store_that_does_not_answer_costs_little(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inquiry, "ANSWERS_S", 0.1)
-    monkeypatch.setattr(inquiry, "VERDICT_S", 0.1)
+    monkeypatch.setattr(inquiry, "ANSWER_LOOKS", 10)
+    monkeypatch.setattr(inquiry, "VERDICT_LOOKS", 10)
     begin_s = time.monotonic()
     own = Inquiry(frozen(), 0, JOB_RANKS, Calls())
     assert own.mismatch(reduction(5), 1) is None
