@@ -83,7 +83,8 @@ def test_packets_are_as_large_as_both_ends_can_send(request: pytest.FixtureReque
             case = Case("all_reduce", DType.F32, numel)
             sums = world.on_each(lambda rank: run(team[rank], case))  # noqa: B023
             assert all((each == 6.0).all() for each in sums)
-        assert [engine.stats()["packets_foreign"] for engine in world.engines] == [0] * 3
+        if wire == "mem":  # a port may still get packets for the closed engine of another test, which had it before
+            assert [engine.stats()["packets_foreign"] for engine in world.engines] == [0] * 3
 
 
 def life(former: World | None, recorded: list[bytes], muted: threading.Event | None = None, **config: Any) -> World:
