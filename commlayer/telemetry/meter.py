@@ -148,8 +148,8 @@ class Exposure:
         self.oldest_s = 0.0
         """Age of the oldest collective in flight."""
         self._waited_s = 0.0
-        self._last: dict[int, int] = {}
-        self._counts: dict[int, int] = {}
+        self._last: weakref.WeakKeyDictionary[Calls, int] = weakref.WeakKeyDictionary()
+        self._counts: weakref.WeakKeyDictionary[Calls, int] = weakref.WeakKeyDictionary()
         self._marks: list[Mark] = []
         self._lagged_s: float | None = None
         self._waits_s = 0.0  # waits of the operations since steps were counted, for the rank that came last
@@ -165,16 +165,16 @@ class Exposure:
         calls = [list(group.collectives) for group in groups]
         for group, latest in zip(groups, calls, strict=True):
             self._returned(group, latest)
-        self._last = {id(group): self._last[id(group)] for group in groups}
         waits_s = max(
             0.0, lagged_s - (lagged_s if self._lagged_s is None else self._lagged_s)
         )  # new engines begin at 0
         self._lagged_s = lagged_s
         self.late_s += min(self.exposed_s - before_s, waits_s)
-        counts = {id(group): group.collective_count for group in groups}
         self._waits_s += waits_s
-        self._operations += sum(count - self._counts.get(group, count) for group, count in counts.items())
-        self._counts = counts
+        for group in groups:
+            count = group.collective_count
+            self._operations += count - self._counts.get(group, count)
+            self._counts[group] = count
         running = (call.elapsed_s() for latest in calls for call in latest[-LATEST:] if call.is_running())
         self.oldest_s = max(running, default=0.0)
         marks = self._marks = _leading([*self._marks, *marks])
@@ -201,7 +201,7 @@ class Exposure:
 
     def _returned(self, group: Calls, latest: list[Any]) -> None:
         """Adds the calls that returned when their operation had ended."""
-        last = self._last.setdefault(id(group), latest[-1].sequence if latest else 0)
+        last = self._last.setdefault(group, latest[-1].sequence if latest else 0)
         for call in latest:
             if call.sequence <= last:
                 continue
@@ -210,7 +210,7 @@ class Exposure:
                     break
                 self.exposed_s += call.ended_s - call.submitted_s
             last = call.sequence
-        self._last[id(group)] = last
+        self._last[group] = last
 
 
 def _leading(marks: list[Mark]) -> list[Mark]:

@@ -59,6 +59,15 @@ def test_calls_that_return_when_they_have_ended_are_exposed_once() -> None:
     assert exposure.exposed_s == 6.0
 
 
+def test_a_freed_group_leaves_no_counts_to_one_that_gets_its_memory() -> None:
+    calls, exposure, meter = Calls(), Exposure(), Meter()
+    calls.add(Call("all_reduce"))
+    exposure.update(meter, [calls])
+    assert len(exposure._last) == len(exposure._counts) == 1
+    del calls
+    assert len(exposure._last) == len(exposure._counts) == 0
+
+
 def test_a_call_that_runs_counts_when_it_has_ended() -> None:
     calls, exposure, meter = Calls(), Exposure(), Meter()
     exposure.update(meter, [calls])
