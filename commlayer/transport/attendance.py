@@ -10,9 +10,9 @@ import json
 import threading
 import time
 from collections.abc import Sequence
-from typing import Protocol
 
 from ..errors import OperationTimeoutError
+from .base import Store
 from .members import Members
 
 FIRST_PAUSE_S = 0.001
@@ -21,15 +21,6 @@ PAUSE_PER_RANK_S = 1e-4
 """The longest pause in large groups: together, the ranks ask the Store 10,000 times a second."""
 SLACK_S = 1.0
 """Seconds after the timeout in which the Store may still answer."""
-
-
-class Store(Protocol):
-    """The part of torch's Store that a monitored barrier uses."""
-
-    def set(self, key: str, value: str) -> None: ...
-    def get(self, key: str) -> bytes: ...
-    def check(self, keys: list[str]) -> bool: ...
-    def delete_key(self, key: str) -> bool: ...
 
 
 class Attendance:

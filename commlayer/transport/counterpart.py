@@ -10,8 +10,9 @@ import dataclasses
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
+from .base import Store
 from .call import Call, Calls
 from .log import log
 from .places import place_of, where
@@ -21,16 +22,6 @@ ASKED_MAX = 8
 ANSWERED_MAX = 64
 """Questions that a process answers at one look."""
 COUNTERPART = {"send": "receive", "receive": "send"}
-
-
-class Store(Protocol):
-    """The part of torch's Store that this module uses."""
-
-    def set(self, key: str, value: str) -> None: ...
-    def get(self, key: str) -> bytes: ...
-    def add(self, key: str, amount: int) -> int: ...
-    def check(self, keys: list[str]) -> bool: ...
-    def delete_key(self, key: str) -> bool: ...
 
 
 @dataclasses.dataclass(eq=False)

@@ -13,8 +13,9 @@ import math
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
+from .base import Store
 from .call import Call, Calls
 from .places import place_of
 
@@ -33,15 +34,6 @@ RANKS_MAX = 64
 
 SIZED = {"all_reduce", "broadcast"}
 """Collectives to which all ranks pass as many elements."""
-
-
-class Store(Protocol):
-    """The part of torch's Store that an inquiry uses."""
-
-    def set(self, key: str, value: str) -> None: ...
-    def get(self, key: str) -> bytes: ...
-    def check(self, keys: list[str]) -> bool: ...
-    def compare_set(self, key: str, expected: str, desired: str) -> bytes: ...
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,8 +18,9 @@ from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.util import Finalize
 from typing import Any
 
+from .base import Store
 from .call import Call, Calls
-from .counterpart import Counterparts, Questions, Store, fields_of, name_of
+from .counterpart import Counterparts, Questions, fields_of, name_of
 from .inquiry import name_ranks
 from .log import log
 from .places import place_of, where

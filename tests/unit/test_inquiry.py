@@ -143,34 +143,36 @@ def test_a_pause_of_the_process_loses_no_verdict(monkeypatch: pytest.MonkeyPatch
 
 
 class FrozenStore:
-    """A Store whose process is frozen."""
+    """A Store whose process is frozen, and then gone."""
 
     def set(self, key: str, value: str) -> None: ...
 
-    def check(self, _: list[str]) -> bool:
+    def check(self, keys: list[str]) -> bool:  # noqa: ARG002  # the names are those of the protocol
         time.sleep(30.0)
         return False
 
-    def get(self, _: str) -> bytes:
-        raise RuntimeError
+    def get(self, key: str) -> bytes:
+        raise RuntimeError(key)
 
-    def compare_set(self, *_: str) -> bytes:
-        raise dist.DistNetworkError("the Store's process is gone")
+    def add(self, key: str, amount: int) -> int:  # noqa: ARG002
+        raise RuntimeError(key)
 
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes:  # noqa: ARG002
+        raise dist.DistNetworkError(f"the Store's process is gone, and with it {key}")
 
-def frozen() -> Any:
-    return FrozenStore()
+    def delete_key(self, key: str) -> bool:
+        raise RuntimeError(key)
 
 
 def test_a_store_that_does_not_answer_costs_little(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inquiry, "ANSWER_LOOKS", 10)
     monkeypatch.setattr(inquiry, "VERDICT_LOOKS", 10)
     begin_s = time.monotonic()
-    own = Inquiry(frozen(), 0, JOB_RANKS, Calls())
+    own = Inquiry(FrozenStore(), 0, JOB_RANKS, Calls())
     assert own.mismatch(reduction(5), 1) is None
     assert own.mismatch(reduction(5), 1) is None
     assert time.monotonic() - begin_s < 25.0
 
 
 def test_a_store_that_is_gone_is_no_error() -> None:
-    Inquiry(frozen(), 0, JOB_RANKS, Calls()).abort("for a reason")
+    Inquiry(FrozenStore(), 0, JOB_RANKS, Calls()).abort("for a reason")
