@@ -21,6 +21,7 @@ import functools
 import importlib
 import inspect
 import itertools
+import logging
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -34,9 +35,17 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch.distributed as dist
 
 from tests import ROOT
+
+NETWORK = {"COMMLAYER_SHM": "0"}
+"""The environment of ranks that share no memory: each is a host."""
+UDP = {**NETWORK, "COMMLAYER_IFNAME": "lo"}
+"""The same, on loopback alone."""
+WIRES = pytest.mark.parametrize("wire", [{}, UDP], ids=["shm", "udp"])
+"""For tests `on` ranks with environ="wire"."""
 
 TIMEOUT_S = 60.0
 _PORT = "RANKS_STORE_PORT"
@@ -199,6 +208,15 @@ def meet(name: str, size: int) -> None:
     if here.add(name, 1) == size:
         here.set(f"{name}: all", "")
     here.wait([f"{name}: all"])
+
+
+def logged() -> list[str]:
+    """The messages that commlayer logs in this process from now on."""
+    texts: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: texts.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("commlayer").addHandler(handler)
+    return texts
 
 
 def script_environ(**more: str) -> dict[str, str]:

@@ -20,10 +20,6 @@ from commlayer.frontend.group.backend import CommProcessGroup
 from commlayer.transport.flight import recorder
 from tests import ranks
 
-WIRES = pytest.mark.parametrize(
-    "wire", [{"COMMLAYER_SHM": "1"}, {"COMMLAYER_SHM": "0", "COMMLAYER_IFNAME": "lo"}], ids=["shm", "udp"]
-)
-
 
 def world() -> CommProcessGroup:
     group: Any = dist.group.WORLD
@@ -55,7 +51,7 @@ def abort_and_destroy() -> None:
 
 
 @pytest.mark.parametrize("end", [abort_alone, abort_and_destroy])
-@WIRES
+@ranks.WIRES
 @ranks.on(2, environ="wire")
 def test_a_process_can_join_another_job_after_abort(rank: int, size: int, end: Callable[[], None]) -> None:
     for life in range(2):
@@ -67,7 +63,7 @@ def test_a_process_can_join_another_job_after_abort(rank: int, size: int, end: C
     assert threading.active_count() == 1
 
 
-@WIRES
+@ranks.WIRES
 @ranks.on(2, environ="wire")
 def test_abort_ends_the_wait_of_another_thread(rank: int, size: int) -> None:
     ranks.init(rank, size)
@@ -111,7 +107,7 @@ def _life(number: int, rank: int, size: int) -> None:
     ranks.init(rank, size, store=store, timeout=timedelta(seconds=20))
 
 
-@WIRES
+@ranks.WIRES
 @ranks.on(3, environ="wire")
 def test_the_others_go_on_without_a_killed_rank_and_it_joins_again(rank: int, size: int) -> None:
     os.environ["COMMLAYER_PEER_TIMEOUT_S"] = "1"

@@ -24,26 +24,8 @@ from tests import fake_transport, ranks
 TEXT = "peer 1 is lost: it has been silent for 10 s"
 
 
-def wait() -> None:
-    dist.all_reduce(torch.ones(3))
-
-
-def wait_later() -> None:
-    work = dist.all_reduce(torch.ones(3), async_op=True)
-    assert work is not None
-    work.wait()
-
-
-def future() -> None:
-    work = dist.all_reduce(torch.ones(3), async_op=True)
-    assert work is not None
-    work.get_future().wait()
-
-
-def then() -> None:
-    work = dist.all_reduce(torch.ones(3), async_op=True)
-    assert work is not None
-    work.get_future().then(lambda done: done.value()[0] * 2).wait()
+def start() -> Any:
+    return dist.all_reduce(torch.ones(3), async_op=True)
 
 
 def functional() -> None:
@@ -62,68 +44,74 @@ def ddp(model: DistributedDataParallel) -> None:
 
 def ddp_hook(model: DistributedDataParallel) -> None:
     model.register_comm_hook(commlayer.HookState(), commlayer.allreduce_hook)
-    model(torch.ones(2, 4)).sum().backward()
+    ddp(model)
 
 
 def ddp_hook_of_torch(model: DistributedDataParallel) -> None:
     model.register_comm_hook(None, default_hooks.fp16_compress_wrapper(default_hooks.allreduce_hook))
-    model(torch.ones(2, 4)).sum().backward()
+    ddp(model)
 
 
-OPERATIONS = pytest.mark.parametrize(
-    "operation",
-    [wait, wait_later, future, then, functional, coalesced, ddp, ddp_hook, ddp_hook_of_torch],
-    ids=lambda function: function.__name__,
-)
+OPERATIONS: dict[str, Callable[..., object]] = {
+    "wait": lambda: dist.all_reduce(torch.ones(3)),
+    "wait_later": lambda: start().wait(),
+    "future": lambda: start().get_future().wait(),
+    "then": lambda: start().get_future().then(lambda done: done.value()[0] * 2).wait(),
+    "functional": functional,
+    "coalesced": coalesced,
+    "ddp": ddp,
+    "ddp_hook": ddp_hook,
+    "ddp_hook_of_torch": ddp_hook_of_torch,
+}
 
 
-def models(operation: Callable[..., None]) -> list[DistributedDataParallel]:
+def models(name: str) -> list[DistributedDataParallel]:
     """The argument of an operation of DDP."""
-    return [DistributedDataParallel(torch.nn.Linear(4, 4))] if operation.__name__.startswith("ddp") else []
+    return [DistributedDataParallel(torch.nn.Linear(4, 4))] if name.startswith("ddp") else []
 
 
-def error_of(operation: Callable[..., None], arguments: list[DistributedDataParallel]) -> str:
+def error_of(name: str, arguments: list[DistributedDataParallel]) -> str:
     with pytest.raises(RuntimeError) as caught:
-        operation(*arguments)
+        OPERATIONS[name](*arguments)
     return str(caught.value)
 
 
-def _fail(rank: int, size: int, operation: Callable[..., None], delay_s: float) -> str:
+def _fail(rank: int, size: int, name: str, delay_s: float) -> str:
     fake_transport.install()
     ranks.init(rank, size)
-    arguments = models(operation)
+    arguments = models(name)
     group: Any = dist.group.WORLD
     group._native.failure = commlayer.PeerLostError(TEXT)
     group._native.delay_s = delay_s
-    return error_of(operation, arguments)
+    return error_of(name, arguments)
 
 
 @pytest.mark.parametrize("delay_s", [0.0, 0.3], ids=["at once", "later"])
-@OPERATIONS
-def test_a_failure_is_an_error_with_its_text(operation: Callable[..., None], delay_s: float) -> None:
-    (outcome,) = ranks.outcomes(_fail, 1, operation, delay_s)
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_a_failure_is_an_error_with_its_text(name: str, delay_s: float) -> None:
+    (outcome,) = ranks.outcomes(_fail, 1, name, delay_s)
     assert outcome.error is None
     assert outcome.exit_code == 0
     assert TEXT in outcome.result
 
 
-def _killed(rank: int, size: int, operation: Callable[..., None]) -> str:
+def _killed(rank: int, size: int, name: str) -> str:
     ranks.init(rank, size)
-    arguments = models(operation)
+    arguments = models(name)
     for model in arguments:
         ddp(model)
     dist.barrier()
     if rank == 1:
         time.sleep(0.3)
         os.kill(os.getpid(), signal.SIGKILL)
-    return error_of(operation, arguments)
+    return error_of(name, arguments)
 
 
 @pytest.mark.parametrize("shm", ["1", "0"], ids=["shm", "udp"])
-@OPERATIONS
-def test_a_killed_peer_is_an_error_with_its_rank(shm: str, operation: Callable[..., None]) -> None:
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_a_killed_peer_is_an_error_with_its_rank(shm: str, name: str) -> None:
     environ = {"COMMLAYER_SHM": shm, "COMMLAYER_IFNAME": "lo", "COMMLAYER_PEER_TIMEOUT_S": "1"}
-    survivor, killed = ranks.outcomes(_killed, 2, operation, environ=environ)
+    survivor, killed = ranks.outcomes(_killed, 2, name, environ=environ)
     assert killed.exit_code == -signal.SIGKILL
     assert survivor.error is None
     assert survivor.exit_code == 0

@@ -16,10 +16,6 @@ import commlayer
 from commlayer.frontend.group.backend import CommProcessGroup
 from tests import conformance, ranks
 
-SHM = {"COMMLAYER_SHM": "1"}
-UDP = {"COMMLAYER_SHM": "0", "COMMLAYER_IFNAME": "lo"}
-WIRES = pytest.mark.parametrize("wire", [SHM, UDP], ids=["shm", "udp"])
-
 
 def _conformance(rank: int, size: int, dtypes: Sequence[torch.dtype], algorithm: Any = "auto") -> None:
     with ranks.job(rank, size, pg_options=commlayer.Options(commlayer.Policy(algorithm=algorithm))):
@@ -28,7 +24,7 @@ def _conformance(rank: int, size: int, dtypes: Sequence[torch.dtype], algorithm:
         dist.barrier()
 
 
-@WIRES
+@ranks.WIRES
 @pytest.mark.parametrize("size", conformance.WORLDS)
 def test_every_collective_is_right(wire: dict[str, str], size: int) -> None:
     # All types where every path of a plan is taken first; elsewhere one that computes and one that is odd.
@@ -38,10 +34,10 @@ def test_every_collective_is_right(wire: dict[str, str], size: int) -> None:
 
 @pytest.mark.parametrize("algorithm", ["direct", "ring"])
 def test_each_algorithm_is_right_over_udp(algorithm: str) -> None:
-    ranks.run(_conformance, 3, (torch.int16, torch.bool), algorithm, environ=UDP)
+    ranks.run(_conformance, 3, (torch.int16, torch.bool), algorithm, environ=ranks.UDP)
 
 
-@WIRES
+@ranks.WIRES
 @ranks.on(3, ranks.run_job, environ="wire")
 def test_many_operations_of_several_groups_in_flight(rank: int, size: int) -> None:
     groups = [None, dist.new_group(), dist.new_group([0, 1])]
@@ -60,7 +56,7 @@ def test_many_operations_of_several_groups_in_flight(rank: int, size: int) -> No
     dist.barrier()
 
 
-@WIRES
+@ranks.WIRES
 @ranks.on(3, environ="wire")
 def test_init_and_destroy_again_in_one_process(rank: int, size: int) -> None:
     store = ranks.store()
@@ -82,7 +78,7 @@ def test_init_and_destroy_again_in_one_process(rank: int, size: int) -> None:
         world.shutdown()
 
 
-@WIRES
+@ranks.WIRES
 @ranks.on(3, environ="wire")
 def test_a_rank_that_has_done_its_part_may_leave(rank: int, size: int) -> None:
     ranks.init(rank, size)
@@ -95,7 +91,7 @@ def test_a_rank_that_has_done_its_part_may_leave(rank: int, size: int) -> None:
     dist.destroy_process_group()
 
 
-@WIRES
+@ranks.WIRES
 @ranks.on(2, environ="wire")
 def test_an_operation_ends_at_its_timeout(rank: int, size: int) -> None:
     ranks.init(rank, size)
@@ -115,7 +111,7 @@ def test_an_operation_ends_at_its_timeout(rank: int, size: int) -> None:
     ranks.store().set("rank 0 gave up", "1")
 
 
-@WIRES
+@ranks.WIRES
 @ranks.on(2, ranks.run_job, environ="wire")
 def test_a_wait_that_ends_early_leaves_the_operation_alone(rank: int, size: int) -> None:
     store = ranks.store()
@@ -136,7 +132,7 @@ def test_a_wait_that_ends_early_leaves_the_operation_alone(rank: int, size: int)
     dist.barrier()
 
 
-@WIRES
+@ranks.WIRES
 @ranks.on(3, environ="wire")
 def test_an_abort_reaches_every_rank(rank: int, size: int) -> None:
     ranks.init(rank, size)
@@ -155,7 +151,7 @@ def _without_destroy(rank: int, size: int) -> None:
     dist.barrier()
 
 
-@WIRES
+@ranks.WIRES
 def test_a_process_may_end_without_destroying_its_group(wire: dict[str, str]) -> None:
     for outcome in ranks.outcomes(_without_destroy, 2, environ=wire):
         assert (outcome.error, outcome.exit_code) == (None, 0)

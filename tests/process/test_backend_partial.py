@@ -18,7 +18,6 @@ from commlayer.tools.bench.papers import policy_of
 from commlayer.transport.base import Qos
 from tests import ranks
 
-NETWORK = {"COMMLAYER_SHM": "0"}
 NUMEL = 300_000
 
 
@@ -34,7 +33,7 @@ def options(op: Any = dist.ReduceOp.SUM) -> Any:
     return made
 
 
-@ranks.on(3, ranks.run_job, environ=NETWORK)
+@ranks.on(3, ranks.run_job, environ=ranks.NETWORK)
 def test_results_without_losses_are_exact(rank: int, size: int) -> None:
     for treatment in ("feedback", "rescale", "zero"):
         group = make(loss_bound=0.1 if treatment == "zero" else 1e-6, treatment=treatment)
@@ -72,7 +71,7 @@ def test_options_want_a_policy() -> None:
     assert commlayer.Options().policy == commlayer.Policy()
 
 
-@ranks.on(2, ranks.run_job, environ=NETWORK)
+@ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
 def test_operations_that_need_all_their_parts_are_refused(rank: int, size: int) -> None:
     group = make(loss_bound=0.1)
     integers = torch.zeros(8, dtype=torch.int32)
@@ -99,7 +98,7 @@ def test_operations_that_need_all_their_parts_are_refused(rank: int, size: int) 
         group.allreduce([torch.zeros(8)], options(dist.ReduceOp.MAX), policy=policy)
 
 
-@ranks.on(2, environ=NETWORK)
+@ranks.on(2, environ=ranks.NETWORK)
 def test_training_with_feedback_is_that_without_where_nothing_is_lost(rank: int, size: int) -> None:
     vars(operation_policy)["Qos"] = functools.partial(Qos, deadline_us=0)  # a busy machine must not look like a loss
     results = []
@@ -120,7 +119,7 @@ def test_training_with_feedback_is_that_without_where_nothing_is_lost(rank: int,
     torch.testing.assert_close(results[0], results[1], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("environ", [{}, NETWORK], ids=["one host", "network"])
+@pytest.mark.parametrize("environ", [{}, ranks.NETWORK], ids=["one host", "network"])
 @ranks.on(2, ranks.run_job, environ="environ")
 def test_ranks_with_different_loss_bounds_get_an_error(rank: int, size: int) -> None:
     for wanted in (

@@ -25,8 +25,6 @@ AT_ONCE_S = 25.0
 
 HOST = socket.gethostname()
 
-UDP = {"COMMLAYER_SHM": "0", "COMMLAYER_IFNAME": "lo"}
-
 
 class Refusal(NamedTuple):
     kind: str
@@ -117,7 +115,7 @@ def test_ranks_with_other_settings_are_refused(
     variable = next(iter(environ))
     if variable == "COMMLAYER_WIRE":
         request.getfixturevalue("libfabric")
-    for environs in ({}, UDP):
+    for environs in ({}, ranks.UDP):
         for each in start(environs, environs | environ, environs):
             assert each.kind == "ConfigError"
             assert each.text == f"{variable} differs within group '0': {told}; set the same on every rank"
@@ -126,7 +124,7 @@ def test_ranks_with_other_settings_are_refused(
 def test_ranks_with_another_secret_are_refused(tmp_path: Path) -> None:
     files = []
     for number in range(3):
-        files.append({**UDP, "COMMLAYER_SECRET_FILE": str(tmp_path / f"secret {number}")})
+        files.append({**ranks.UDP, "COMMLAYER_SECRET_FILE": str(tmp_path / f"secret {number}")})
         (tmp_path / f"secret {number}").write_bytes(bytes([number // 2]) * 32)
     first, second, third = start(*files)
     assert (first.kind, second.kind, third.kind) == ("ConfigError",) * 3
@@ -157,7 +155,7 @@ def _of_different_mtu(rank: int, size: int, mtus: Sequence[str]) -> int:
 
 
 def test_ranks_may_have_different_mtus() -> None:
-    assert ranks.run(_of_different_mtu, 3, ["1500", "1000", "0"], environ=UDP) == [928] * 3
+    assert ranks.run(_of_different_mtu, 3, ["1500", "1000", "0"], environ=ranks.UDP) == [928] * 3
 
 
 def _policies(rank: int, size: int, policies: Sequence[dict[str, Any]]) -> Refusal:
@@ -172,7 +170,7 @@ def _policies(rank: int, size: int, policies: Sequence[dict[str, Any]]) -> Refus
     return refusal
 
 
-@pytest.mark.parametrize("environ", [{}, UDP], ids=["one host", "network"])
+@pytest.mark.parametrize("environ", [{}, ranks.UDP], ids=["one host", "network"])
 @pytest.mark.parametrize(
     ("policies", "told"),
     [

@@ -12,14 +12,13 @@ from tests import ranks
 from tests.drift import directions, hooked, step_of
 from tests.residual import same_bits, saved
 
-NETWORK = {"COMMLAYER_SHM": "0"}
 BUCKETS: dict[str, Any] = {"finds_unused": True, "bucket_cap_mb": 0.1}
 """Two, which stay: of the parameters 1 to 3, and of parameter 0."""
 
 
 @pytest.mark.parametrize("codec", ["int4", "sign", "powersgd:2"])
 @pytest.mark.parametrize("overflowing", [0, 3])
-@ranks.on(2, ranks.run_job, environ=NETWORK)
+@ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
 def test_a_skipped_step_has_never_happened(rank: int, size: int, codec: str, overflowing: int) -> None:
     policy = commlayer.Policy(codec=codec, deterministic=True)
     pairs = [hooked(policy, **BUCKETS) for _ in range(2)]
@@ -46,7 +45,7 @@ def test_a_skipped_step_has_never_happened(rank: int, size: int, codec: str, ove
     assert not same_bits(saved(state), before)
 
 
-@ranks.on(2, ranks.run_job, environ=NETWORK)
+@ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
 def test_a_scaler_skips_the_step_on_all_ranks(rank: int, size: int) -> None:
     model, state = hooked(commlayer.Policy(codec="int4"), **BUCKETS)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -87,7 +86,7 @@ def test_residuals_follow_the_scale_of_the_scaler(rank: int, size: int, codec: s
     assert scales[True] == scales[False] == [(2.0**exponent,) * 2 for exponent in (16, 17, 18)]
 
 
-@ranks.on(2, ranks.run_job, environ=NETWORK)
+@ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
 def test_lost_contributions_wait_for_a_finite_step(rank: int, size: int) -> None:
     model, state = hooked(commlayer.Policy(loss_bound=0.1), **BUCKETS)
     step_of(model, directions(rank, 0))

@@ -18,8 +18,6 @@ from tests import ranks
 from tests.gpu.checks import CHECKS, ON_GPUS
 from tests.gpu.lab import FakeGpu, Lab
 
-NETWORK = {"COMMLAYER_SHM": "0"}
-
 
 @pytest.mark.parametrize("queues", [1, None])
 @pytest.mark.parametrize("name", CHECKS)
@@ -123,7 +121,7 @@ POLICIES = {
 
 
 @pytest.mark.parametrize("name", POLICIES)
-@ranks.on(2, ranks.run_job, environ=NETWORK)
+@ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
 def test_training_is_that_of_the_host(rank: int, size: int, name: str) -> None:
     mine, kept, averaged = train(FakeGpu(), rank, POLICIES[name])
     theirs, expected, counted = train(None, rank, POLICIES[name])
@@ -138,7 +136,7 @@ def test_training_is_that_of_the_host(rank: int, size: int, name: str) -> None:
 
 @pytest.mark.parametrize("queues", [1, None])
 @pytest.mark.parametrize("staleness", [0, 1])
-@ranks.on(2, ranks.run_job, environ=NETWORK)
+@ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
 def test_gradients_travel_during_the_next_forward_pass(
     rank: int, size: int, staleness: int, queues: int | None
 ) -> None:

@@ -93,7 +93,7 @@ def test_training_is_that_of_gloo(rank: int, size: int, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["plain", "bucket views"])
-@ranks.on(3, environ={"COMMLAYER_SHM": "0"})
+@ranks.on(3, environ=ranks.NETWORK)
 def test_torchs_wrappers_compress_the_gradients_of_our_hook(rank: int, size: int, name: str) -> None:
     flags: dict[str, Any] = {"bucket_cap_mb": 0.005, "gradient_as_bucket_view": name == "bucket views"}
     policies = [
@@ -200,7 +200,7 @@ def _priorities_of_packets(rank: int, size: int) -> list[int]:
 
 @pytest.mark.needs_root
 def test_packets_carry_the_priority_of_their_bucket() -> None:
-    for sent in ranks.run(_priorities_of_packets, 2, environ={"COMMLAYER_SHM": "0"}):
+    for sent in ranks.run(_priorities_of_packets, 2, environ=ranks.NETWORK):
         assert set(sent) == {2, 3, 4, 5, 6}
         assert min(map(sent.count, (2, 3, 5, 6))) >= 3 * 2  # a packet in each half of each step but the first two
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import pytest
@@ -83,10 +82,7 @@ def test_overlap_leaves_the_model_as_it_is(rank: int, size: int) -> None:
 def test_fsdp_is_not_compressed(rank: int, size: int) -> None:
     model = nn.Linear(8, 8, bias=False)
     fully_shard(model)
-    said: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("commlayer").addHandler(handler)
+    said = ranks.logged()
     commlayer.compress_fsdp(model, commlayer.Policy(codec="int8"))
     assert said == ["COMMLAYER_DISABLE=1: compress_fsdp has no effect: traffic travels as it is"]
     model(torch.full((1, 8), rank + 1.0)).sum().backward()

@@ -15,9 +15,6 @@ import commlayer
 from commlayer.tools.bench.collectives import all_gather_single
 from tests import ranks
 
-NETWORK = {"COMMLAYER_SHM": "0", "COMMLAYER_IFNAME": "lo"}
-WIRES = pytest.mark.parametrize("wire", [{}, NETWORK], ids=["shm", "udp"])
-
 
 def error_of(kind: type[commlayer.CommError], operation: Any) -> Any:
     with pytest.raises(kind) as caught:
@@ -25,7 +22,7 @@ def error_of(kind: type[commlayer.CommError], operation: Any) -> Any:
     return caught.value
 
 
-@WIRES
+@ranks.WIRES
 @ranks.on(3, environ="wire")
 def test_a_mismatch_in_a_subgroup_tells_both_sides(rank: int, size: int) -> None:
     ranks.init(rank, size)
@@ -48,7 +45,7 @@ def test_a_mismatch_in_a_subgroup_tells_both_sides(rank: int, size: int) -> None
     ranks.store().wait([f"told {each}" for each in range(size)])
 
 
-@WIRES
+@ranks.WIRES
 @ranks.on(3, environ="wire")
 def test_an_abort_is_told_on_all_ranks(rank: int, size: int) -> None:
     ranks.init(rank, size)
@@ -92,7 +89,7 @@ def test_a_monitored_barrier_names_ranks_of_the_job(rank: int, size: int) -> Non
     ranks.store().wait(["told"])
 
 
-@WIRES
+@ranks.WIRES
 @ranks.on(2, environ="wire")
 def test_works_have_numbers_types_and_durations(rank: int, size: int) -> None:
     with ranks.job(rank, size):

@@ -5,23 +5,18 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
 
 import commlayer
 from tests import ranks
 
-SHM = {"COMMLAYER_SHM": "1"}
-UDP = {"COMMLAYER_SHM": "0", "COMMLAYER_IFNAME": "lo"}
-WIRES = pytest.mark.parametrize("wire", [SHM, UDP], ids=["shm", "udp"])
-
 
 def _bits(tensor: torch.Tensor) -> int:
     return int(tensor.view(torch.int32)[0])
 
 
-@WIRES
+@ranks.WIRES
 @ranks.on(2, ranks.run_job, environ="wire")
 def test_subnormal_sums_are_the_same_on_all_ranks(rank: int, size: int) -> None:
     for flushes in (rank == 0, True, rank == 1):
@@ -34,7 +29,7 @@ def test_subnormal_sums_are_the_same_on_all_ranks(rank: int, size: int) -> None:
             assert _bits(tensor) == 2
 
 
-@ranks.on(2, ranks.run_job, environ=UDP)
+@ranks.on(2, ranks.run_job, environ=ranks.UDP)
 def test_encoded_sums_are_the_same_on_all_ranks(rank: int, size: int) -> None:
     torch.set_flush_denormal(rank == 0)
     world: Any = dist.group.WORLD
@@ -47,7 +42,7 @@ def test_encoded_sums_are_the_same_on_all_ranks(rank: int, size: int) -> None:
         assert target.view(torch.int32).eq(twice).all(), codec
 
 
-@ranks.on(2, ranks.run_job, environ=SHM)
+@ranks.on(2, ranks.run_job)
 def test_callbacks_compute_in_the_mode_of_their_caller(rank: int, size: int) -> None:
     dist.all_reduce(torch.ones(1), async_op=True).get_future().wait()
     for flushes in (True, False):  # after the completion threads have begun

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import gc
-import logging
 import os
 import signal
 import socket
@@ -18,7 +17,7 @@ import torch.distributed as dist
 
 import commlayer
 from tests import ranks
-from tests.process.test_abort import WIRES, total, world
+from tests.process.test_abort import total, world
 
 CHILD_S = 20
 
@@ -76,7 +75,7 @@ def use() -> None:
 
 
 @pytest.mark.parametrize("body", [destroy, abort, drop, use])
-@WIRES
+@ranks.WIRES
 @ranks.on(2, environ="wire")
 def test_a_child_leaves_the_job_alone(rank: int, size: int, body: Callable[[], None]) -> None:
     with ranks.job(rank, size):
@@ -163,10 +162,7 @@ def test_ports_and_files_stay_with_the_parent(rank: int, size: int) -> None:
 
 def texts_at_exit() -> list[str]:
     """What this process would log at its end."""
-    texts: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: texts.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("commlayer").addHandler(handler)
+    texts = ranks.logged()
     atexit._run_exitfuncs()
     return texts
 

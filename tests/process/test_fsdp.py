@@ -24,7 +24,6 @@ from commlayer.frontend.group.backend import CommProcessGroup
 from tests import ranks
 from tests.drift import Drift, check_equal, directions, mean, nmse
 
-NETWORK = {"COMMLAYER_SHM": "0"}
 NMSE = {"f16": 1e-7, "bf16": 5e-6, "int8": 6e-5, "int4-int8": 0.0145}
 """The errors of contributions, on Gaussian values."""
 
@@ -51,7 +50,7 @@ def test_codecs_that_keep_errors_are_left_out() -> None:
 
 
 @pytest.mark.parametrize("codec", NMSE)
-@ranks.on(3, ranks.run_job, environ=NETWORK)
+@ranks.on(3, ranks.run_job, environ=ranks.NETWORK)
 def test_gradients_are_within_the_errors_of_the_codec(rank: int, size: int, codec: str) -> None:
     model = sharded(commlayer.Policy(codec=codec))
     for step in range(2):
@@ -61,14 +60,14 @@ def test_gradients_are_within_the_errors_of_the_codec(rank: int, size: int, code
             assert error >= 0.1 * NMSE[codec]  # it was encoded
 
 
-@ranks.on(3, ranks.run_job, environ=NETWORK)
+@ranks.on(3, ranks.run_job, environ=ranks.NETWORK)
 def test_rotations_differ_between_steps(rank: int, size: int) -> None:
     model, inputs = sharded(commlayer.Policy(codec="int4-int8")), directions(rank, 0)
     first, second = gradients_of(model, inputs), gradients_of(model, inputs)
     assert not any(torch.equal(one, other) for one, other in zip(first, second, strict=True))
 
 
-@ranks.on(2, ranks.run_job, environ=NETWORK)
+@ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
 def test_divide_factor_of_fsdp_holds(rank: int, size: int) -> None:
     model: Any = sharded(DEFAULT)
     model.set_gradient_divide_factor(0.5)  # FSDP2 asks for a PREMUL_SUM then
@@ -90,7 +89,7 @@ class Seen(nn.Module):
 
 
 @pytest.mark.parametrize(("weights", "error"), [("bf16", 5e-6), ("int8", 6e-5)])
-@ranks.on(3, ranks.run_job, environ=NETWORK)
+@ranks.on(3, ranks.run_job, environ=ranks.NETWORK)
 def test_forward_sees_rounded_weights_equal_on_all_ranks(rank: int, size: int, weights: Any, error: float) -> None:
     model = Seen()
     exact = model.weight.detach().clone()
@@ -129,7 +128,7 @@ class SeenTwice(Seen):
         return Watched.apply(x, self, self.weight)  # type: ignore[no-any-return, no-untyped-call]
 
 
-@ranks.on(4, ranks.run_job, environ=NETWORK)
+@ranks.on(4, ranks.run_job, environ=ranks.NETWORK)
 def test_backward_sees_the_weights_of_forward_also_from_a_smaller_group(rank: int, size: int) -> None:
     inner = SeenTwice()
     exact = inner.weight.detach().clone()
@@ -143,7 +142,7 @@ def test_backward_sees_the_weights_of_forward_also_from_a_smaller_group(rank: in
         assert 1e-6 < nmse(inner.seen, exact) < 6e-5
 
 
-@ranks.on(2, ranks.run_job, environ=NETWORK)
+@ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
 def test_a_second_call_replaces_the_first(rank: int, size: int) -> None:
     model, policy = Seen(), commlayer.Policy()
     exact = model.weight.detach().clone()
@@ -156,7 +155,7 @@ def test_a_second_call_replaces_the_first(rank: int, size: int) -> None:
         assert torch.equal(model.seen, exact) == (weights == "none")
 
 
-@ranks.on(2, ranks.run_job, environ=NETWORK)
+@ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
 def test_a_second_call_must_not_forget_the_replicas(rank: int, size: int) -> None:
     mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicate", "shard"))
     replicas = mesh.get_group("replicate")
@@ -193,7 +192,7 @@ def loss_after(steps: int, rank: int, policy: commlayer.Policy | None = None, we
         return float(loss_of(999_999))
 
 
-@ranks.on(2, ranks.run_job, environ=NETWORK)
+@ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
 def test_training_with_int8_equals_training_without(rank: int, size: int) -> None:
     exact = loss_after(60, rank)
     assert exact < 0.5 * loss_after(0, rank)
@@ -204,7 +203,7 @@ def test_training_with_int8_equals_training_without(rank: int, size: int) -> Non
 
 
 @pytest.mark.parametrize("codec", ["int8", "int4-int8"])
-@ranks.on(4, ranks.run_job, environ=NETWORK)
+@ranks.on(4, ranks.run_job, environ=ranks.NETWORK)
 def test_replicas_average_encoded(rank: int, size: int, codec: str) -> None:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
     model = sharded(commlayer.Policy(codec=codec), mesh["shard"], replicate=mesh.get_group("replicate"))
@@ -214,7 +213,7 @@ def test_replicas_average_encoded(rank: int, size: int, codec: str) -> None:
         assert 0.55 * NMSE[codec] <= nmse(gradient, exact) <= 3.5 * NMSE[codec]  # 0.3 to 0.45 by the reduce-scatter
 
 
-@ranks.on(4, ranks.run_job, environ=NETWORK)
+@ranks.on(4, ranks.run_job, environ=ranks.NETWORK)
 def test_torchs_own_replicas(rank: int, size: int) -> None:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
     model = sharded(DEFAULT, mesh, weights="int8")
@@ -226,7 +225,7 @@ def test_torchs_own_replicas(rank: int, size: int) -> None:
         commlayer.compress_fsdp(model, DEFAULT, replicate=mesh.get_group("replicate"))
 
 
-@ranks.on(4, ranks.run_job, environ=NETWORK)
+@ranks.on(4, ranks.run_job, environ=ranks.NETWORK)
 def test_groups_of_ranks_with_other_shards_are_no_replicas(rank: int, size: int) -> None:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
     for group in (mesh.get_group("shard"), dist.group.WORLD):
@@ -235,7 +234,7 @@ def test_groups_of_ranks_with_other_shards_are_no_replicas(rank: int, size: int)
             sharded(DEFAULT, mesh["shard"], replicate=group)
 
 
-@ranks.on(2, ranks.run_job, environ=NETWORK)
+@ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
 def test_replicas_without_shards_are_refused(rank: int, size: int) -> None:
     model: Any = replicate_with_fsdp.replicate(Drift())
     with pytest.raises(commlayer.ConfigError, match="nothing in it is sharded; call fully_shard first"):
@@ -266,7 +265,7 @@ def test_arguments_that_make_no_sense_are_named(options: dict[str, Any], message
         commlayer.compress_fsdp(nn.Linear(3, 3), **{"policy": DEFAULT} | options)
 
 
-@ranks.on(2, ranks.run_job, environ=NETWORK)
+@ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
 def test_other_types_are_named(rank: int, size: int) -> None:
     half = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
     inputs = [each.bfloat16() for each in directions(rank, 0)]
@@ -283,7 +282,7 @@ def test_other_types_are_named(rank: int, size: int) -> None:
 
 
 @pytest.mark.parametrize("setting", [{"deterministic": True}, {"algorithm": "ring"}])
-@ranks.on(2, ranks.run, environ=NETWORK)
+@ranks.on(2, ranks.run, environ=ranks.NETWORK)
 def test_settings_that_only_the_group_can_follow_are_named(rank: int, size: int, setting: dict[str, Any]) -> None:
     policy = commlayer.Policy(**setting)
     ((name, value),) = setting.items()
@@ -300,7 +299,7 @@ def test_settings_that_only_the_group_can_follow_are_named(rank: int, size: int,
 
 
 def test_a_lost_rank_is_named() -> None:
-    ended = ranks.outcomes(_lose_rank_2, 3, environ=NETWORK | {"COMMLAYER_PEER_TIMEOUT_S": "1"})
+    ended = ranks.outcomes(_lose_rank_2, 3, environ=ranks.NETWORK | {"COMMLAYER_PEER_TIMEOUT_S": "1"})
     for outcome in ended[:2]:
         assert outcome.error is None, outcome.error
 
@@ -342,7 +341,7 @@ def test_another_backend_for_the_device_is_named(rank: int, size: int) -> None:
         group.devices = None
 
 
-@ranks.on(2, ranks.run_job, environ=NETWORK)
+@ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
 def test_operations_that_cannot_be_encoded_are_named(rank: int, size: int) -> None:
     group = dist.distributed_c10d._get_default_group()
     assert isinstance(group, CommProcessGroup)

@@ -17,7 +17,6 @@ from tests import ranks
 from tests.drift import SHAPES, check_equal, directions, hooked, mean, step_of
 from tests.residual import total
 
-NETWORK = {"COMMLAYER_SHM": "0"}
 FACTORED = (0, 2)
 """Indices of the parameters that `powersgd:2` compresses."""
 
@@ -67,7 +66,7 @@ ORDERS = [
 
 
 @pytest.mark.parametrize("codecs", ORDERS)
-@ranks.on(2, ranks.run_job, environ=NETWORK)
+@ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
 def test_a_new_codec_adds_what_the_old_one_owes(rank: int, size: int, codecs: list[str]) -> None:
     model, state = hooked(commlayer.Policy())
     summed = Summed()
@@ -95,7 +94,7 @@ class Script(Choice):
         return self.script[self.steps - 1][index]
 
 
-@ranks.on(2, ranks.run_job, environ=NETWORK)
+@ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
 def test_buckets_of_one_step_may_have_different_codecs(rank: int, size: int) -> None:
     script = Script([], 0.5, allow_state=True)
     script.script = [
@@ -116,7 +115,7 @@ def test_buckets_of_one_step_may_have_different_codecs(rank: int, size: int) -> 
     assert is_owed(owed(model, state, size)) == []
 
 
-@ranks.on(2, ranks.run_job, environ=NETWORK)
+@ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
 def test_errors_of_a_checkpoint_reach_another_codec(rank: int, size: int) -> None:
     model, state = hooked(commlayer.Policy(codec="powersgd:2"))
     summed = Summed()
@@ -131,7 +130,7 @@ def test_errors_of_a_checkpoint_reach_another_codec(rank: int, size: int) -> Non
     summed.check(owed(model, state, size))
 
 
-@ranks.on(2, ranks.run_job, environ=NETWORK)
+@ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
 def test_errors_of_unused_parameters_wait_for_the_new_codec_too(rank: int, size: int) -> None:
     model, state = hooked(commlayer.Policy(codec="powersgd:2"), finds_unused=True)
     step_of(model, directions(rank, 0))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import logging
 import math
 import pickle
 from collections.abc import Callable
@@ -100,7 +99,7 @@ def averages(model: nn.Module, state: commlayer.HookState) -> list[float]:
     return found
 
 
-@ranks.on(2, ranks.run_job, environ={"COMMLAYER_SHM": "0"})
+@ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
 def test_a_residual_survives_a_restart_of_its_own_rank(rank: int, size: int) -> None:
     found = []
     for how in ("own", "of rank 0"):
@@ -123,17 +122,7 @@ def test_a_residual_survives_a_restart_of_its_own_rank(rank: int, size: int) -> 
     assert of_rank_0 == [1, 1 + 10 / 2, 1]  # once, not twice
 
 
-class Warnings(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__()
-        self.texts: list[str] = []
-        logging.getLogger("commlayer").addHandler(self)
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.texts.append(record.getMessage())
-
-
-@ranks.on(2, ranks.run_job, environ={"COMMLAYER_SHM": "0"})
+@ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
 def test_a_restored_state_that_does_not_fit_the_job_warns(rank: int, size: int) -> None:
     model = nn.Sequential(nn.Linear(3, 128), nn.Linear(128, 256))
     state = commlayer.HookState(commlayer.Policy(codec="int4"), fine=commlayer.Fine(model, ["0.*"]))
@@ -143,7 +132,7 @@ def test_a_restored_state_that_does_not_fit_the_job_warns(rank: int, size: int) 
         replica.register_comm_hook(state, commlayer.allreduce_hook)
         replica(torch.randn(5, 3)).square().sum().backward()
 
-    warnings = Warnings()
+    warnings = ranks.logged()
     step(state)
     saved = state.state_dict()
     assert saved["world_size"] == size
@@ -159,10 +148,10 @@ def test_a_restored_state_that_does_not_fit_the_job_warns(rank: int, size: int) 
     ):
         copy = commlayer.HookState(fine=fine)
         copy.load_state_dict({**saved, **change})
-        warnings.texts.clear()
+        warnings.clear()
         step(copy)
         step(copy)
-        assert [text[: len(start)] for text, start in zip(warnings.texts, expected, strict=True)] == expected
+        assert [text[: len(start)] for text, start in zip(warnings, expected, strict=True)] == expected
 
 
 @ranks.on(1, on_fake)
@@ -179,7 +168,7 @@ def test_a_state_that_had_a_tolerance_wants_it_again(rank: int, size: int) -> No
     [(commlayer.Policy(), 1.0, [1, 11, 1]), (commlayer.Policy(loss_bound=0.1), 0.5, [1, 6, 1])],
     ids=["policy", "scale"],
 )
-@ranks.on(2, ranks.run_job, environ={"COMMLAYER_SHM": "0"})
+@ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
 def test_a_residual_is_added_after_policy_or_scale_have_changed(
     rank: int, size: int, policy: commlayer.Policy, loss_scale: float, expected: list[float]
 ) -> None:

@@ -63,7 +63,7 @@ def kept_bytes(state: commlayer.HookState) -> int:
         ("powersgd:2", "f32", 0, 4),
     ],
 )
-@ranks.on(2, ranks.run_job, environ={"COMMLAYER_SHM": "0"})
+@ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
 def test_bytes_per_parameter(rank: int, size: int, codec: str, residual: Any, of_coded: int, of_all: int) -> None:
     """`of_coded`: per value that the codec encodes, without those in 16 bits. `of_all`: per parameter. The page
     docs/compression.md states both."""

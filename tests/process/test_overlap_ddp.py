@@ -21,7 +21,7 @@ from commlayer.frontend.overlap.ddp import DdpOverlap
 from tests import ranks
 from tests.fake_transport import on_fake
 from tests.process import training_loop
-from tests.process.training_loop import NETWORK, STEPS, Make, check_one_step_late, one_step, run_both, usual
+from tests.process.training_loop import STEPS, Make, check_one_step_late, one_step, run_both, usual
 
 POLICY = commlayer.Policy(deterministic=True)
 FLAGS: dict[str, Any] = {"gradient_as_bucket_view": True, "bucket_cap_mb": 0.002}
@@ -98,7 +98,7 @@ def compare(rank: int, loop: Loop, make: Make = OPTIMIZERS["AdamW"], **options: 
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-@ranks.on(2, ranks.run_job, environ=NETWORK)
+@ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
 def test_losses_and_parameters_are_those_of_the_plain_loop(rank: int, size: int, name: str) -> None:
     compare(rank, usual, OPTIMIZERS[name])
 
@@ -113,7 +113,7 @@ def _four(rank: int, size: int) -> None:
 
 
 @pytest.mark.parametrize("codec", ["int8", "int4", "auto", "powersgd:2", "topk:0.1"])
-@ranks.on(2, ranks.run_job, environ=NETWORK)
+@ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
 def test_codecs(rank: int, size: int, codec: str) -> None:
     """Auto measures times, which differ: it only has to run."""
     policy = commlayer.Policy(deterministic=True, codec=codec, exact_steps=2)
@@ -125,7 +125,7 @@ def test_codecs(rank: int, size: int, codec: str) -> None:
         compare(rank, usual, OPTIMIZERS["SGD" if codec == "topk:0.1" else "AdamW"], policy=policy)
 
 
-@ranks.on(2, ranks.run_job, environ=NETWORK)
+@ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
 def test_a_loss_bound(rank: int, size: int) -> None:
     """Nothing is lost on loopback, so the results are the same."""
     ours = compare(rank, usual, policy=commlayer.Policy(loss_bound=0.1, algorithm="direct"))
@@ -136,12 +136,12 @@ def test_a_loss_bound(rank: int, size: int) -> None:
 @pytest.mark.parametrize(
     "flags", [{"static_graph": True}, {"bucket_cap_mb": 25}, {"broadcast_buffers": False}], ids=str
 )
-@ranks.on(2, ranks.run_job, environ=NETWORK)
+@ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
 def test_flags(rank: int, size: int, flags: dict[str, Any]) -> None:
     compare(rank, usual, **flags)
 
 
-@ranks.on(2, ranks.run_job, environ=NETWORK)
+@ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
 def test_clipping(rank: int, size: int) -> None:
     def loop(training: Trainer) -> None:
         for step in range(STEPS):
@@ -155,7 +155,7 @@ def test_clipping(rank: int, size: int) -> None:
 
 @pytest.mark.parametrize("name", ["SGD", "Adam, fused"])
 @pytest.mark.parametrize("unscales", [True, False])
-@ranks.on(2, ranks.run_job, environ=NETWORK)
+@ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
 def test_a_grad_scaler(rank: int, size: int, name: str, unscales: bool) -> None:
     def loop(training: Trainer) -> None:
         scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2)
@@ -174,7 +174,7 @@ def test_a_grad_scaler(rank: int, size: int, name: str, unscales: bool) -> None:
     compare(rank, loop, OPTIMIZERS[name])
 
 
-@ranks.on(2, ranks.run_job, environ=NETWORK)
+@ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
 def test_gradients_accumulate(rank: int, size: int) -> None:
     """They accumulate within no_sync, and over several reductions."""
 
@@ -190,7 +190,7 @@ def test_gradients_accumulate(rank: int, size: int) -> None:
     compare(rank, loop)
 
 
-@ranks.on(2, ranks.run_job, environ=NETWORK)
+@ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
 def test_checkpoints_midway(rank: int, size: int) -> None:
     """They hold the steps in flight; and what is loaded is not stepped again."""
 
@@ -210,7 +210,7 @@ def test_checkpoints_midway(rank: int, size: int) -> None:
     compare(rank, loop)
 
 
-@ranks.on(2, ranks.run_job, environ=NETWORK)
+@ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
 def test_moving_averages_copies_and_evaluation(rank: int, size: int) -> None:
     def loop(training: Trainer) -> None:
         average = torch.optim.swa_utils.AveragedModel(training.model.module)
@@ -228,7 +228,7 @@ def test_moving_averages_copies_and_evaluation(rank: int, size: int) -> None:
     compare(rank, loop)
 
 
-@ranks.on(2, ranks.run_job, environ=NETWORK)
+@ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
 def test_a_forward_pass_that_fails(rank: int, size: int) -> None:
     def loop(training: Trainer) -> None:
         for step in range(STEPS):
@@ -240,7 +240,7 @@ def test_a_forward_pass_that_fails(rank: int, size: int) -> None:
     compare(rank, loop, broadcast_buffers=False)
 
 
-@ranks.on(2, ranks.run_job, environ=NETWORK)
+@ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
 def test_after_remove_the_loop_is_plain(rank: int, size: int) -> None:
     def loop(training: Trainer) -> None:
         usual(training)
@@ -258,7 +258,7 @@ def test_after_remove_the_loop_is_plain(rank: int, size: int) -> None:
 
 
 @pytest.mark.parametrize("codec", ["none", "bf16"])
-@ranks.on(2, ranks.run_job, environ=NETWORK)
+@ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
 def test_staleness_one_is_the_rule_of_its_name(rank: int, size: int, codec: str) -> None:
     policy = commlayer.Policy(deterministic=True, codec=codec)
     plain = Trainer.of(rank, overlapped=False, make=OPTIMIZERS["SGD"], policy=policy)

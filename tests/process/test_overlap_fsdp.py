@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +19,7 @@ from commlayer.frontend.overlap.handle import Overlap
 from tests import ranks
 from tests.fake_transport import on_fake
 from tests.process import training_loop
-from tests.process.training_loop import NETWORK, STEPS, Make, check_one_step_late, one_step, run_both, usual
+from tests.process.training_loop import STEPS, Make, check_one_step_late, one_step, run_both, usual
 
 WIDTH, LAYERS = 24, 4
 
@@ -69,7 +68,7 @@ def compare(rank: int, loop: Loop, make: Make = OPTIMIZERS["AdamW"], **options: 
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-@ranks.on(2, ranks.run_job, environ=NETWORK)
+@ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
 def test_losses_and_parameters_are_those_of_the_plain_loop(rank: int, size: int, name: str) -> None:
     compare(rank, usual, OPTIMIZERS[name])
 
@@ -79,14 +78,14 @@ def test_four_ranks_of_a_host(rank: int, size: int) -> None:
     compare(rank, usual)
 
 
-@ranks.on(2, ranks.run_job, environ=NETWORK)
+@ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
 def test_codecs_of_compress_fsdp_stay(rank: int, size: int) -> None:
     ours = compare(rank, usual, codec="int8")
     with pytest.raises(commlayer.ConfigError, match="compress_fsdp has given this model a policy"):
         commlayer.overlap(ours.model, OPTIMIZERS["SGD"](ours.model.parameters()), commlayer.Policy())
 
 
-@ranks.on(2, ranks.run_job, environ=NETWORK)
+@ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
 def test_clipping_and_a_checkpoint_midway(rank: int, size: int) -> None:
     def loop(training: Training) -> None:
         for step in range(STEPS):
@@ -101,7 +100,7 @@ def test_clipping_and_a_checkpoint_midway(rank: int, size: int) -> None:
 
 
 @pytest.mark.parametrize("case", ["accumulation in shards", "accumulation unsharded", "bf16", "hooks", "factor"])
-@ranks.on(2, ranks.run_job, environ=NETWORK)
+@ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
 def test_what_reads_gradients_at_once_is_exact(rank: int, size: int, case: str) -> None:
     def loop(training: Training) -> None:
         if case == "factor":
@@ -128,7 +127,7 @@ def test_replicas(rank: int, size: int) -> None:
     compare(rank, usual, mesh=mesh)
 
 
-@ranks.on(2, ranks.run_job, environ=NETWORK)
+@ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
 def test_evaluation_prefetch_and_a_failure(rank: int, size: int) -> None:
     def loop(training: Training) -> None:
         training.model[0].set_modules_to_forward_prefetch([training.model[1]])
@@ -143,7 +142,7 @@ def test_evaluation_prefetch_and_a_failure(rank: int, size: int) -> None:
     compare(rank, loop)
 
 
-@ranks.on(2, ranks.run_job, environ=NETWORK)
+@ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
 def test_staleness_one_is_the_rule_of_its_name(rank: int, size: int) -> None:
     make = OPTIMIZERS["SGD"]
     plain = Training(rank, overlapped=False, make=make, options={})
@@ -201,14 +200,11 @@ def test_an_error_has_its_type_at_the_wait(rank: int, size: int) -> None:
             action()
 
 
-@ranks.on(2, ranks.run_job, environ=NETWORK)
+@ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
 def test_a_wait_is_told_once(rank: int, size: int) -> None:
     half = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
     training = Training(rank, overlapped=True, make=OPTIMIZERS["SGD"], options={"mp_policy": half})
-    told: list[str] = []
-    handler = logging.Handler()
-    vars(handler).update(emit=lambda record: told.append(record.getMessage()))
-    logging.getLogger("commlayer").addHandler(handler)
+    told = ranks.logged()
     usual(training)
     assert len(told) == 1
     assert told[0].startswith("overlap: reduce_dtype differs from the parameters' dtype: the backward pass waits")
@@ -241,7 +237,7 @@ def test_another_policy_after_remove(rank: int, size: int) -> None:
         assert group._reduce_scatter_comm.policy.codec == codec
 
 
-@ranks.on(2, ranks.run_job, environ=NETWORK)
+@ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
 def test_weights_gathered_without_a_forward_hook(rank: int, size: int) -> None:
     """A method that the user registers, `unshard()` by hand, and shards that are read: no hook of a module runs."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 import commlayer
 from tests import ranks
-from tests.process.training_loop import NETWORK, OPTIMIZERS, check_same
+from tests.process.training_loop import OPTIMIZERS, check_same
 
 WIDTH, STEPS = 6, 4
 FLAGS: dict[str, Any] = {"gradient_as_bucket_view": True, "bucket_cap_mb": 0.0005}
@@ -182,13 +181,13 @@ def program(*forwards: list[tuple[str, int]], **options: Any) -> Program:
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-@ranks.on(2, ranks.run_job, environ=NETWORK)
+@ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
 def test_a_later_step_takes_a_parameter_in_another_way(rank: int, size: int, name: str) -> None:
     """The first forward pass calls the modules, and the next ones do not."""
     check(rank, program([(name, 2), ("module", 0)], views=[2], aliases=[2]))
 
 
-@ranks.on(2, ranks.run_job, environ=NETWORK)
+@ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
 def test_drawn_programs(rank: int, size: int) -> None:
     @settings(
         max_examples=30, derandomize=True, database=None, deadline=None, phases=[Phase.generate],
@@ -201,7 +200,7 @@ def test_drawn_programs(rank: int, size: int) -> None:
     run()
 
 
-@ranks.on(2, ranks.run_job, environ=NETWORK)
+@ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
 def test_code_that_python_does_not_show_is_refused(rank: int, size: int) -> None:
     """torch.func.grad takes parameters that no function of Python takes."""
 
@@ -214,13 +213,10 @@ def test_code_that_python_does_not_show_is_refused(rank: int, size: int) -> None
         check(rank, program([("slope", 2)]))
 
 
-@ranks.on(2, ranks.run_job, environ=NETWORK)
+@ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
 def test_memory_that_others_hold_is_stepped_at_once(rank: int, size: int) -> None:
     """With a word in the log, once."""
-    records: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: records.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("commlayer").addHandler(handler)
+    records = ranks.logged()
     check(rank, program([("module", 0)], views=[1], aliases=[3]))
     found = [each for each in records if "is held by another tensor" in each]
     assert len(found) == 1

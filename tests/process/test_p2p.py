@@ -61,7 +61,7 @@ def test_processes_of_one_host() -> None:
 
 
 def test_processes_without_shared_memory() -> None:
-    assert ranks.run(exchange, 2, environ={"COMMLAYER_SHM": "0"}) == [[50]] * 2
+    assert ranks.run(exchange, 2, environ=ranks.NETWORK) == [[50]] * 2
 
 
 def survive(rank: int, size: int) -> tuple[str, float]:

@@ -34,7 +34,6 @@ from tests.pipelines import (
     usual,
 )
 
-NETWORK = {"COMMLAYER_SHM": "0"}
 LAYERS = 2 * (2 * WIDTH) * WIDTH + 3 * WIDTH
 """Elements of a block's layers."""
 
@@ -48,7 +47,7 @@ LAYERS = 2 * (2 * WIDTH) * WIDTH + 3 * WIDTH
     ],
     ids=str,
 )
-@ranks.on(4, ranks.run_job, environ=NETWORK)
+@ranks.on(4, ranks.run_job, environ=ranks.NETWORK)
 def test_losses_and_parameters_are_those_of_a_plain_reduction(rank: int, size: int, schedules: Any) -> None:
     for schedule in runnable(schedules):
         compare(rank, usual, schedule)
@@ -76,7 +75,7 @@ def test_loops(rank: int, size: int, part: int) -> None:
     ],
     ids=["quantized", "selected, lossy"],
 )
-@ranks.on(4, ranks.run_job, environ=NETWORK)
+@ranks.on(4, ranks.run_job, environ=ranks.NETWORK)
 def test_codecs_and_residuals(rank: int, size: int, policies: tuple[commlayer.Policy, ...]) -> None:
     """Nothing is lost on loopback, so deferred steps have the results of the others."""
     for policy in policies:
@@ -114,7 +113,7 @@ def test_a_grad_scaler_and_a_fused_optimizer(rank: int, size: int) -> None:
         scaling(Training(rank, "LoopedBFS", OPTIMIZERS["Adam, fused"], staleness=1))
 
 
-@ranks.on(4, ranks.run_job, environ=NETWORK)
+@ranks.on(4, ranks.run_job, environ=ranks.NETWORK)
 def test_residuals_under_a_grad_scaler(rank: int, size: int) -> None:
     """The overflow of one replica is that of all, and leaves the residuals as they were."""
     seen = []

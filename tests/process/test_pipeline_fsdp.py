@@ -31,15 +31,13 @@ from tests.pipelines import (
     usual,
 )
 
-NETWORK = {"COMMLAYER_SHM": "0"}
-
 
 @pytest.mark.parametrize(
     "schedules",
     [("GPipe", "1F1B", "LoopedBFS"), ("Interleaved1F1B", "ZBVZeroBubble", "DualPipeV")],
     ids=str,
 )
-@ranks.on(4, ranks.run_job, environ=NETWORK)
+@ranks.on(4, ranks.run_job, environ=ranks.NETWORK)
 def test_losses_and_parameters_are_those_of_torch(rank: int, size: int, schedules: Any) -> None:
     for schedule in runnable(schedules):
         compare(rank, usual, schedule, sharded=True)
@@ -57,7 +55,7 @@ def test_loops(rank: int, size: int, loops: tuple[Loop, ...]) -> None:
 
 
 @pytest.mark.parametrize("schedule", ["1F1B", "LoopedBFS"])
-@ranks.on(4, ranks.run_job, environ=NETWORK)
+@ranks.on(4, ranks.run_job, environ=ranks.NETWORK)
 def test_staleness_one_is_the_rule_of_its_name(rank: int, size: int, schedule: str) -> None:
     for loop in (usual, clipping, scaling):
         compare_late(rank, loop, schedule, steps=4, sharded=True)

@@ -129,7 +129,7 @@ def test_an_urgent_all_reduce_overtakes_bulk_of_its_group(rank: int, size: int) 
     assert on_all_ranks(overtakes)
 
 
-@ranks.on(2, ranks.run_job, environ={"COMMLAYER_SHM": "0"})
+@ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
 def test_within_a_class_the_operation_needed_first_overtakes(rank: int, size: int) -> None:
     def overtakes() -> bool:
         bulk, needed_first = torch.ones(16 << 20), torch.ones(16 << 10)

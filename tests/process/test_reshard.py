@@ -14,7 +14,6 @@ from tests import ranks
 from tests.drift import SHAPES, directions, hooked, mean, step_of
 from tests.residual import total
 
-NETWORK = {"COMMLAYER_SHM": "0"}
 STEPS = 3
 
 
@@ -65,10 +64,10 @@ def _read(content: bytes) -> Any:
     ],
 )
 def test_residuals_of_all_ranks_reach_the_new_ones(codec: str, before: int, after: int, exact: tuple[int, ...]) -> None:
-    began = [_read(each) for each in ranks.run_job(begin, before, codec, environ=NETWORK)]
+    began = [_read(each) for each in ranks.run_job(begin, before, codec, environ=ranks.NETWORK)]
     states = [_file(state) for state in commlayer.reshard([state for state, _ in began], after)]
     assert len(states) == after
-    (averages,) = _read(ranks.run_job(go_on, after, states, environ=NETWORK)[0])
+    (averages,) = _read(ranks.run_job(go_on, after, states, environ=ranks.NETWORK)[0])
     for number, average in enumerate(averages):
         wanted = sum(mean(before, step)[number] for step in range(STEPS)) + mean(after, STEPS)[number]
         if number not in exact:

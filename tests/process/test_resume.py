@@ -13,11 +13,11 @@ from tests import ranks
 from tests.drift import directions, hooked, step_of
 from tests.residual import same_bits, saved
 
-CODECS = ["int8", "int4", "sign", "powersgd:2"]
+CODECS = ["int8", "int4", "sign", "powersgd:2", "topk:0.05"]
 
 
 @pytest.mark.parametrize("codec", CODECS)
-@ranks.on(2, ranks.run_job, environ={"COMMLAYER_SHM": "0"})
+@ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
 def test_a_restored_state_goes_on_with_the_same_bits(rank: int, size: int, codec: str) -> None:
     policy = commlayer.Policy(codec=codec, deterministic=True)
     model, state = hooked(policy, finds_unused=True, bucket_cap_mb=0.1)
@@ -35,7 +35,7 @@ def test_a_restored_state_goes_on_with_the_same_bits(rank: int, size: int, codec
     assert state._buckets == 2
 
 
-@pytest.mark.parametrize("environ", [{"COMMLAYER_SHM": "0"}, {"COMMLAYER_SHM": "1"}], ids=["network", "one host"])
+@pytest.mark.parametrize("environ", [ranks.NETWORK, {"COMMLAYER_SHM": "1"}], ids=["network", "one host"])
 @ranks.on(3, ranks.run_job, environ="environ")
 def test_without_a_codec_a_restored_training_needs_no_step_before(rank: int, size: int) -> None:
     policy = commlayer.Policy(deterministic=True)
@@ -47,7 +47,7 @@ def test_without_a_codec_a_restored_training_needs_no_step_before(rank: int, siz
 
 
 @pytest.mark.parametrize("codec", CODECS)
-@ranks.on(3, ranks.run_job, environ={"COMMLAYER_SHM": "0"})
+@ranks.on(3, ranks.run_job, environ=ranks.NETWORK)
 def test_a_step_before_the_restore_gives_ddp_its_buckets(rank: int, size: int, codec: str) -> None:
     """DDP regroups its buckets after the first backward pass of a process. Restored after that, all bits are the same;
     restored before, the first step encodes other buckets."""

@@ -21,7 +21,6 @@ from commlayer.plans.weights import EQUAL, Weights
 from commlayer.transport.base import Qos
 from tests import ranks
 
-NETWORK = {"COMMLAYER_SHM": "0", "COMMLAYER_IFNAME": "lo"}  # each rank is a host
 DRAWN = settings(
     max_examples=25, derandomize=True, database=None, deadline=None, phases=[Phase.generate],
     suppress_health_check=list(HealthCheck),
@@ -83,7 +82,7 @@ def run(group: Any, program: list[Sum], value: Callable[[Sum], Tensor]) -> list[
     return results
 
 
-@ranks.on(3, ranks.run_job, environ=NETWORK)
+@ranks.on(3, ranks.run_job, environ=ranks.UDP)
 def test_drawn_programs_have_the_same_bits_whatever_the_shares(rank: int, size: int) -> None:
     equal, changing = (made(commlayer.Policy(deterministic=True)) for _ in range(2))
     other_rates(changing, rank)
@@ -105,7 +104,7 @@ def test_drawn_programs_have_the_same_bits_whatever_the_shares(rank: int, size: 
     dist.barrier()
 
 
-@ranks.on(3, ranks.run_job, environ=NETWORK)
+@ranks.on(3, ranks.run_job, environ=ranks.UDP)
 def test_drawn_programs_are_exact_and_equal_everywhere(rank: int, size: int) -> None:
     vars(operation_policy)["Qos"] = functools.partial(Qos, deadline_us=0)  # a busy machine must not look like a loss
     group = made(commlayer.Policy())
@@ -130,7 +129,7 @@ def test_drawn_programs_are_exact_and_equal_everywhere(rank: int, size: int) -> 
     dist.barrier()
 
 
-@ranks.on(3, ranks.run_job, environ=NETWORK)
+@ranks.on(3, ranks.run_job, environ=ranks.UDP)
 def test_ranks_with_other_weights_are_named(rank: int, size: int) -> None:
     group: Any = dist.group.WORLD
     group._submitter._shares._present = Weights((128, 128, 64), 1) if rank == 1 else EQUAL
@@ -143,7 +142,7 @@ def test_ranks_with_other_weights_are_named(rank: int, size: int) -> None:
     ranks.meet("all have their error", size)
 
 
-@ranks.on(3, ranks.run_job, environ=NETWORK)
+@ranks.on(3, ranks.run_job, environ=ranks.UDP)
 def test_a_store_that_is_gone_is_an_error_with_a_remedy(rank: int, size: int) -> None:
     class Gone:
         def compare_set(self, *_: str) -> bytes:
@@ -159,7 +158,7 @@ def test_a_store_that_is_gone_is_an_error_with_a_remedy(rank: int, size: int) ->
     ranks.meet("all have their error", size)
 
 
-@ranks.on(2, ranks.run_job, environ=NETWORK)
+@ranks.on(2, ranks.run_job, environ=ranks.UDP)
 def test_two_hosts_exchange_no_rates(rank: int, size: int) -> None:
     group: Any = dist.group.WORLD
     assert group._submitter._shares is None

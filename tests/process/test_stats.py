@@ -38,7 +38,7 @@ def test_an_invalid_rank_is_refused(rank: Any) -> None:
         commlayer.paths(rank)
 
 
-@ranks.on(2, environ={"COMMLAYER_SHM": "0"})
+@ranks.on(2, environ=ranks.NETWORK)
 def test_a_job_asks_its_own_engine(rank: int, size: int) -> None:
     with ranks.job(rank, size):
         before = commlayer.stats()
@@ -116,7 +116,7 @@ def come_late_on_rank_1(rank: int, name: str, size: int) -> None:
         time.sleep(LATE_S)
 
 
-@pytest.mark.parametrize("environ", [{}, {"COMMLAYER_SHM": "0"}], ids=["shared memory", "network"])
+@pytest.mark.parametrize("environ", [{}, ranks.NETWORK], ids=["shared memory", "network"])
 @ranks.on(3, environ="environ")
 def test_the_late_rank_is_named(rank: int, size: int) -> None:
     with ranks.job(rank, size):

@@ -57,7 +57,7 @@ BACK, FRONT = 300 * 400 + 300, 300 * 400
 
 
 @pytest.mark.parametrize("treatment", ["feedback", "rescale"])
-@ranks.on(2, ranks.run_job, environ={"COMMLAYER_SHM": "0"})
+@ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
 def test_every_bucket_has_its_bound(rank: int, size: int, treatment: str) -> None:
     bounds: dict[str, float | Tolerance] = {"*.bias": 0.0, "back.*": BySteps({0: 0.02, 2: 0.0}), "front.*": 0.1}
     seen = run(lambda net: ByLayer(net, bounds, 0.3), 3, treatment=treatment)
@@ -66,13 +66,13 @@ def test_every_bucket_has_its_bound(rank: int, size: int, treatment: str) -> Non
     assert seen[3:] == [(BACK, 0.0, False), (FRONT, 0.1, False)]
 
 
-@ranks.on(2, ranks.run_job, environ={"COMMLAYER_SHM": "0"})
+@ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
 def test_ranks_come_to_the_same_adaptive_bound(rank: int, size: int) -> None:
     seen = run(lambda _: GradientNorm(0.01, 0.2, every_steps=2), 6, treatment="rescale")
     assert [bound for _, bound, _ in seen] == [0.01] * 7 + [0.2] * 4  # buckets: 1 in the first step, then 2
 
 
-@ranks.on(2, environ={"COMMLAYER_SHM": "0"})
+@ranks.on(2, environ=ranks.NETWORK)
 def test_ranks_that_disagree_learn_it(rank: int, size: int) -> None:
     with ranks.job(rank, size), pytest.raises(RuntimeError, match="same operations"):
         run(lambda _: BySteps({0: 0.01 * (rank + 1)}), 1)
@@ -85,7 +85,7 @@ class Generous(Tolerance):
         return 0.1 if step == 0 else 0.9
 
 
-@ranks.on(2, environ={"COMMLAYER_SHM": "0"})
+@ranks.on(2, environ=ranks.NETWORK)
 def test_a_bound_out_of_range_names_its_rank_and_rule(rank: int, size: int) -> None:
     says = (
         rf"rank {rank} of group '0' \(default_pg\): Generous.loss_bound for step 1 and a parameter of shape \(.*\) "

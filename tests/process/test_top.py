@@ -152,7 +152,7 @@ def unwatched(rank: int, size: int) -> None:
 
 
 def test_a_job_without_the_variable_has_no_part_of_it() -> None:
-    ranks.run(unwatched, 3, environ={"COMMLAYER_SHM": "0"})
+    ranks.run(unwatched, 3, environ=ranks.NETWORK)
 
 
 def with_secret(rank: int, size: int) -> None:

@@ -15,7 +15,6 @@ from tests import ROOT, ranks
 
 FOLDER = ROOT / "docs/tutorials"
 RANKS = {"ddp": 2, "fsdp2": 2, "pipelines": 4, "slow_link": 2, "compress": 2}
-NETWORK = {"COMMLAYER_SHM": "0"}
 
 
 def blocks(page: str, language: str) -> list[str]:
@@ -47,7 +46,7 @@ def body(rank: int, size: int, page: str) -> str:
 
 
 def run(page: str) -> str:
-    return "".join(ranks.run(body, RANKS[page], page, environ=NETWORK))
+    return "".join(ranks.run(body, RANKS[page], page, environ=ranks.NETWORK))
 
 
 def test_every_tutorial_is_run() -> None:

@@ -23,7 +23,7 @@ STEPS = 3
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("codec", CODECS)
-@ranks.on(4, ranks.run_job, environ={"COMMLAYER_SHM": "0"})
+@ranks.on(4, ranks.run_job, environ=ranks.NETWORK)
 def test_virtual_hook_has_the_bits_of_the_network(rank: int, size: int, codec: Any, name: str) -> None:
     torch.manual_seed(1)
     plain = MODELS[name]()

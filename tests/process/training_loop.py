@@ -11,7 +11,6 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import StepLR
 
 STEPS = 5
-NETWORK = {"COMMLAYER_SHM": "0"}
 
 Make = Callable[[Any], Optimizer]
 

@@ -110,7 +110,7 @@ VARIANTS = (
 )
 
 
-@pytest.mark.parametrize("environ", [{"COMMLAYER_SHM": "0"}, {"COMMLAYER_SHM": "1"}], ids=["0", "1"])
+@pytest.mark.parametrize("environ", [ranks.NETWORK, {"COMMLAYER_SHM": "1"}], ids=["0", "1"])
 @ranks.on(3, ranks.run_gloo, environ="environ")
 def test_every_variant_is_right_where_nothing_is_lost(rank: int, size: int) -> None:
     control: Any = dist.group.WORLD

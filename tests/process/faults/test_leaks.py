@@ -6,15 +6,11 @@ import os
 import signal
 from pathlib import Path
 
-import pytest
 import torch
 import torch.distributed as dist
 
 from bench.harness.leaks import Resources
 from tests import ranks
-
-UDP = {"COMMLAYER_SHM": "0", "COMMLAYER_IFNAME": "lo"}
-WIRES = pytest.mark.parametrize("wire", [{}, UDP], ids=["shm", "udp"])
 
 CYCLES = 100
 WARM = 20
@@ -38,7 +34,7 @@ def _cycles(rank: int, size: int) -> str:
     return before.grown(Resources.now(), HEAP_MIB)
 
 
-@WIRES
+@ranks.WIRES
 def test_a_hundred_jobs_in_one_process_leave_nothing(wire: dict[str, str]) -> None:
     assert ranks.run(_cycles, 2, environ=wire, timeout_s=110.0) == ["", ""]
 
@@ -65,7 +61,7 @@ def traces() -> list[str]:
     return sorted([*(str(each) for each in Path("/dev/shm").iterdir()), *bells])  # noqa: S108  # looked at, not used
 
 
-@WIRES
+@ranks.WIRES
 def test_a_crashed_job_leaves_nothing_behind(wire: dict[str, str]) -> None:
     mine = set(traces())
     crashed = ranks.outcomes(_crash, 3, environ=wire)

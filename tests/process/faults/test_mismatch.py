@@ -145,14 +145,11 @@ def _mismatched(rank: int, size: int) -> dict[str, Seen]:
     return seen
 
 
-UDP = {"COMMLAYER_SHM": "0", "COMMLAYER_IFNAME": "lo"}
-
-
 @pytest.mark.parametrize("name", ["one host", "network", pytest.param("two hosts", marks=pytest.mark.needs_root)])
 def test_every_rank_learns_it(request: pytest.FixtureRequest, name: str) -> None:
     hosts = {"one host": (0, 0), "network": (0, 0, 0), "two hosts": (0, 0, 1, 1)}[name]
     network = request.getfixturevalue("network") if name == "two hosts" else None
-    site = Site(name, hosts, network, UDP if name == "network" else {})
+    site = Site(name, hosts, network, ranks.UDP if name == "network" else {})
     by_rank = survived(site.outcomes(_mismatched))
     for case in CASES:
         seen: dict[int, Seen] = {rank: each[case.__name__] for rank, each in by_rank.items()}  # type: ignore[index]
@@ -166,7 +163,7 @@ def test_every_rank_learns_it(request: pytest.FixtureRequest, name: str) -> None
         note(f"another {case.__name__.replace('_', ' ')} on one rank", f"{name}, {site.size} ranks", seen)
 
 
-@pytest.mark.parametrize("environ", [{}, UDP], ids=["one host", "network"])
+@pytest.mark.parametrize("environ", [{}, ranks.UDP], ids=["one host", "network"])
 @ranks.on(3, environ="environ")
 def test_ranks_that_agree_are_left_alone(rank: int, size: int) -> float:
     """Calls that are the same, on ranks that are late."""

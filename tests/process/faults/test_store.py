@@ -16,9 +16,6 @@ from tests import ranks
 
 from .scene import SLACK_S, Seen, mark, note, survived
 
-UDP = {"COMMLAYER_SHM": "0", "COMMLAYER_IFNAME": "lo"}
-WIRES = pytest.mark.parametrize("wire", [{}, UDP], ids=["shm", "udp"])
-
 
 def _serve(rank: int, size: int) -> Any:
     """The last rank is no rank: it is the Store, and dies when it is told to."""
@@ -50,7 +47,7 @@ def _serve(rank: int, size: int) -> Any:
     return seen
 
 
-@WIRES
+@ranks.WIRES
 def test_without_the_store_operations_go_on_and_new_groups_fail(wire: dict[str, str]) -> None:
     seen = survived(ranks.outcomes(_serve, 3, environ=wire), victim=2)
     for each in seen.values():
@@ -60,7 +57,7 @@ def test_without_the_store_operations_go_on_and_new_groups_fail(wire: dict[str, 
     note("store gone, new group", "one host" if not wire else "network", seen)
 
 
-@WIRES
+@ranks.WIRES
 @ranks.on(3, environ="wire")
 def test_a_job_may_start_again_with_more_or_fewer_ranks(rank: int, size: int) -> None:
     """Processes that live on while the job starts again with a different number of them."""
@@ -81,7 +78,7 @@ def test_a_job_may_start_again_with_more_or_fewer_ranks(rank: int, size: int) ->
             time.sleep(0.01)
 
 
-@WIRES
+@ranks.WIRES
 @ranks.on(2, environ="wire")
 def test_after_a_failure_the_same_processes_start_again(rank: int, size: int) -> None:
     """A group that failed is destroyed, and the same processes make the next one."""
