@@ -2,8 +2,6 @@
 starts the ranks as processes; `emulated` needs root, for network namespaces; `torch_suite` is PyTorch's own suite.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]

@@ -3,8 +3,6 @@
 A test takes `cases()` and calls `check(case)` on every rank of a job. `oracle` gives the inputs and the results.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 

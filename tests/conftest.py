@@ -1,7 +1,5 @@
 """Skips of marked tests, the profile of hypothesis, order and second runs of tests, and a fixture for libfabric."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

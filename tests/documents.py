@@ -1,7 +1,5 @@
 """Tables of the documents in docs/, for tests that compare them with the code."""
 
-from __future__ import annotations
-
 from tests import ROOT
 
 DOCS = ROOT / "docs"

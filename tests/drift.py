@@ -1,7 +1,5 @@
 """A model whose gradients are given, in DDP with the hook: for tests that compare averages with exact ones."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from typing import Any

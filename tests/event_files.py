@@ -1,8 +1,6 @@
 """TensorBoard's event files: read by the package tensorboard where it is installed, else written and read by a stand-in
 for torch's SummaryWriter, so that the tests do their work everywhere."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import sys

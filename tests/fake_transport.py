@@ -4,8 +4,6 @@
 output from the oracle; a delivery is gloo's all-to-all. A test can make operations fail or hang.
 """
 
-from __future__ import annotations
-
 import ctypes
 import dataclasses
 import queue

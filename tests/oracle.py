@@ -4,8 +4,6 @@ A collective gives each rank clauses: "this part of the output is that part of o
 of all ranks' inputs. Lengths count elements; the simulator counts bytes. Only numpy is needed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Training of a small pipeline on a grid of 2 stages x 2 replicas, with torch's own reduction or through `attach`."""
 
-from __future__ import annotations
-
 import functools
 import types
 from collections.abc import Callable, Sequence

@@ -11,8 +11,6 @@ No module of commlayer reads the environment, or starts a thread, on import. A S
 `init(rank, size, backend)` joins it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import dataclasses

@@ -1,7 +1,5 @@
 """The residuals that a `Feedback` or a `HookState` keeps, as tests look at them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Models for tests of tensor parallelism."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn

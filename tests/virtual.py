@@ -5,8 +5,6 @@ The interpreter runs the plans with a fixed order of additions, so the result ha
 two ranks only.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from typing import NamedTuple

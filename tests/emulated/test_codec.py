@@ -1,7 +1,5 @@
 """Encoded gradients between emulated hosts that lose packets: nothing is forgotten, whatever the ranks per host."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`commlayer ctl pause` and `resume` on a live job: four hosts with two NICs each."""
 
-from __future__ import annotations
-
 import json
 import os
 import threading

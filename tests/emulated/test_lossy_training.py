@@ -1,7 +1,5 @@
 """DDP with a loss bound over emulated links that lose packets: one process per rank, on as many hosts as wanted."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 from collections.abc import Callable, Sequence

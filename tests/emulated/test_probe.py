@@ -1,7 +1,5 @@
 """`commlayer probe` on emulated hosts: it names the faults that are there, and no others."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

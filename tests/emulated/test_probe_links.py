@@ -1,7 +1,5 @@
 """`commlayer probe` on networks with parallel links, and with an uplink that several hosts share."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

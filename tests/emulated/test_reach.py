@@ -1,7 +1,5 @@
 """Firewalls between emulated hosts: packets are tried at the start, and the error names ranks, hosts and interface."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Hosts whose links have unequal rates own unequal shares, as the ranks measure them; level hosts own equal ones."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

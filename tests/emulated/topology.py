@@ -1,7 +1,5 @@
 """Networks that `commlayer emulate` does not make: parallel links behind routers, and two switches with one uplink."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 from collections.abc import Iterator

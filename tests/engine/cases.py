@@ -1,7 +1,5 @@
 """Collectives through a `NativeGroup`, against the oracle."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from typing import Any, NamedTuple, cast

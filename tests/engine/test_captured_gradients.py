@@ -1,7 +1,5 @@
 """The gate of the codecs: errors on gradients of a real training run, see tests/data/README.md."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

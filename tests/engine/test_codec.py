@@ -1,7 +1,5 @@
 """Properties of the codecs of the engine, for every codec of the table and on every instruction set of this CPU."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Encoded collectives through the engine: threads as ranks, over memory that loses packets and over UDP on loopback."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from typing import NamedTuple

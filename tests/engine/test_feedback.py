@@ -1,7 +1,5 @@
 """Error feedback for losses: no contribution is forgotten, even when DDP makes other buckets."""
 
-from __future__ import annotations
-
 import io
 from itertools import accumulate
 

@@ -1,7 +1,5 @@
 """The native group against the oracle, over every way to join two ranks; and its errors."""
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Joining groups: its errors, and its leaks."""
 
-from __future__ import annotations
-
 import itertools
 import socket
 import threading

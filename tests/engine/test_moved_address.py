@@ -1,7 +1,5 @@
 """An interface that comes back with another address: groups that are made later use it, and reach peers there."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Engines as Python sees them: their sockets, and the description of them for other ranks."""
 
-from __future__ import annotations
-
 import platform
 import re
 import socket

@@ -1,7 +1,5 @@
 """Point-to-point messages of the native group, between threads over every kind of wire."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

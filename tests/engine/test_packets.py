@@ -1,7 +1,5 @@
 """The scapy layer beside the C code: the same bytes and tags. And captures, read back."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Bounded loss through the engine: threads as ranks, over memory that loses packets and over UDP on loopback."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Classes of service in shared memory: an urgent operation overtakes bulk of its own group, by order of completion."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

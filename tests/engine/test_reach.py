@@ -1,7 +1,5 @@
 """Packets that are tried when a group is made, over real sockets: a direction or a path that loses all is named."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import time

@@ -1,7 +1,5 @@
 """The fast virtual ranks of bench/jobs/virtual_ranks.py against the plans, which tests/virtual.py runs: equal bits."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -6,8 +6,6 @@ Prints a row per check, with all streams as usual and with one queue of the devi
 code 1: a check failed, or there is no GPU.
 """
 
-from __future__ import annotations
-
 import logging
 import sys
 import time

@@ -1,7 +1,5 @@
 """The checks. Each is called on two ranks of a job, with the device of the rank; an AssertionError is its failure."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable

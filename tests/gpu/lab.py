@@ -1,7 +1,5 @@
 """`Lab`: the device of a check, a GPU or a fake of one."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

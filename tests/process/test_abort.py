@@ -1,7 +1,5 @@
 """`abort()`: it ends everything at once, and the process may join another job, with fewer ranks or more."""
 
-from __future__ import annotations
-
 import gc
 import os
 import signal

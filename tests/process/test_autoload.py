@@ -1,7 +1,5 @@
 """The backend is there after `import torch`, and takes gloo's place where COMMLAYER_INSTEAD_OF says so."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from typing import Any

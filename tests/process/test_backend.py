@@ -1,7 +1,5 @@
 """The process group on a transport without an engine: its own operations, and those that fall through to gloo."""
 
-from __future__ import annotations
-
 import gc
 import re
 import threading

@@ -3,8 +3,6 @@
 Each case is a process of its own, because what is guarded against ends the process (see work.py).
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import time

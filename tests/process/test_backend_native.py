@@ -1,7 +1,5 @@
 """The process group on the native engine, in real processes: over shared memory and over UDP."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from datetime import timedelta

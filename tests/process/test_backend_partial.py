@@ -1,7 +1,5 @@
 """Groups with a loss bound on a network without losses: partial operations, refusals, and exact training."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Ranks that cannot start, or not with each other: all learn it at once, with the value, the rank and the remedy."""
 
-from __future__ import annotations
-
 import gc
 import os
 import socket

@@ -1,7 +1,5 @@
 """Gradients that travel encoded: DDP's hook with each codec, between ranks that share no memory."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

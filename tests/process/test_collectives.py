@@ -1,7 +1,5 @@
 """The collectives on tensors of every kind: layouts, types, lengths; and refusals, before anything is sent."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """AMP: an overflow in one bucket leaves the residuals of all buckets as they were."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """CUDA tensors through the whole backend, on a fake of a GPU: the checks of `python -m tests.gpu`, and training."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

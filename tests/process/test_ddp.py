@@ -1,7 +1,5 @@
 """Training with DistributedDataParallel: the same gradients as gloo, for any model and flags."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import socket

@@ -1,7 +1,5 @@
 """COMMLAYER_DISABLE=1: a job that names commlayer runs on plain gloo, and every function says its part."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

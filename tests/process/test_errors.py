@@ -1,7 +1,5 @@
 """Errors of a job's operations: call, culprit, attributes, and the calls of the other ranks."""
 
-from __future__ import annotations
-
 import pickle
 import socket
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """The flight recorder in real jobs, read by torch's own analyzer."""
 
-from __future__ import annotations
-
 import gc
 import json
 import os

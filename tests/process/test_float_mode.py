@@ -1,7 +1,5 @@
 """Ranks get the same bits whatever the float mode of their threads (`torch.set_flush_denormal`)."""
 
-from __future__ import annotations
-
 import threading
 from typing import Any
 

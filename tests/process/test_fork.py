@@ -1,7 +1,5 @@
 """A forked child, as a DataLoader's worker, touches nothing of its parent's job, whatever it calls."""
 
-from __future__ import annotations
-
 import atexit
 import gc
 import os

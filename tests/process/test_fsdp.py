@@ -1,7 +1,5 @@
 """FSDP2 with codecs: gradients, gathered weights, replicas, and the refusals."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

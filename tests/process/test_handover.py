@@ -1,7 +1,5 @@
 """The codec changes from step to step: what one codec owes, the next one adds, and nothing twice."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

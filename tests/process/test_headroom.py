@@ -1,7 +1,5 @@
 """`commlayer headroom` on a real job of two ranks, which no line of it is changed for."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

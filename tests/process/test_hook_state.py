@@ -1,7 +1,5 @@
 """HookState: the state that a communication hook keeps between steps and saves, and the values that it refuses."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 import math

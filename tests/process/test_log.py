@@ -1,7 +1,5 @@
 """The log of a job: its start, fallbacks to gloo, and its end."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

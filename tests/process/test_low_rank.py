@@ -1,7 +1,5 @@
 """Gradients that travel as low-rank factors: DDP's hook with `powersgd:RANK`, between ranks that share no memory."""
 
-from __future__ import annotations
-
 import os
 import time
 from typing import Any

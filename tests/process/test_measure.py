@@ -1,7 +1,5 @@
 """Costs of a pipeline that sleeps, measured between processes."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Any

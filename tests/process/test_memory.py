@@ -1,7 +1,5 @@
 """Memory that codecs with error feedback keep from step to step, in bytes per parameter."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The counters for Prometheus."""
 
-from __future__ import annotations
-
 import os
 import random
 import re

@@ -1,7 +1,5 @@
 """What would change results is refused by name, and a peer that dies has its error in the next forward pass."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

@@ -1,7 +1,5 @@
 """FSDP2: gradients that travel during the next forward pass; training is bit by bit that of the plain loop."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable
 from typing import Any

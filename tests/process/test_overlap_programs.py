@@ -1,7 +1,5 @@
 """Programs that take parameters in any way: with `overlap`, training is bit by bit that of the plain job."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 from collections.abc import Callable

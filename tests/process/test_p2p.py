@@ -1,7 +1,5 @@
 """Point-to-point messages of the native group between processes."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal

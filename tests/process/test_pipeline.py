@@ -1,7 +1,5 @@
 """Pipelines whose gradients travel while other stages compute: training is bit by bit that with a plain reduction."""
 
-from __future__ import annotations
-
 import os
 import time
 from typing import Any

@@ -1,7 +1,5 @@
 """Pipelines whose stages torch.compile runs: training is bit by bit that of the same stages with a plain reduction."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

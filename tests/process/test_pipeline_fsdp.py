@@ -1,7 +1,5 @@
 """Pipelines of FSDP2 stages: training is bit by bit that of torch's own reduction."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

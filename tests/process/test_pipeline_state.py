@@ -1,7 +1,5 @@
 """What a pipeline keeps from step to step: counts of gradients, frozen parameters, errors of reductions."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any

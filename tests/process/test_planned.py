@@ -1,7 +1,5 @@
 """Schedules from plans: they train as torch's own of the same order."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """`commlayer.priority` and `Work.times` in jobs: collectives that the context reaches, and the order they end in."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Collectives in the traces of torch's profiler."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 from pathlib import Path

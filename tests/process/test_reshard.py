@@ -1,7 +1,5 @@
 """A job goes on with another number of ranks: what the old ranks owed reaches the average of the new ones."""
 
-from __future__ import annotations
-
 import io
 from typing import Any
 

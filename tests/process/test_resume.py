@@ -1,7 +1,5 @@
 """A training that is stopped and resumed has the same bits as one that goes on, if its buckets are the same."""
 
-from __future__ import annotations
-
 import io
 import pickle
 

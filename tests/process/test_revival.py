@@ -1,7 +1,5 @@
 """A process that paused for longer than the peer timeout is met again in new groups."""
 
-from __future__ import annotations
-
 import os
 import signal
 

@@ -1,7 +1,5 @@
 """Sums whose shares change while a job runs: exact, equal on all ranks, and the same bits where that was asked for."""
 
-from __future__ import annotations
-
 import functools
 import random
 from collections.abc import Callable

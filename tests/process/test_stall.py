@@ -1,7 +1,5 @@
 """A rank that calls nothing: the others warn of it, and tell where it is, long before the timeout."""
 
-from __future__ import annotations
-
 import io
 import logging
 import time

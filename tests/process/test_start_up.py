@@ -1,7 +1,5 @@
 """Making groups: sockets and Store traffic grow with the ranks, not with their square; gloo connects when needed."""
 
-from __future__ import annotations
-
 import threading
 import time
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """`commlayer.stats` and `commlayer.paths`: the counters of a job's engine."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import threading

@@ -1,7 +1,5 @@
 """Tolerances in a job: the loss bounds that each bucket gets."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partialmethod
 from typing import Any

@@ -1,7 +1,5 @@
 """`commlayer top` and a live job."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

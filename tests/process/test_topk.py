@@ -1,7 +1,5 @@
 """The largest values of gradients: DDP's hook with `topk:SHARE`, between ranks that share no memory."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """`commlayer.torchft` by torchft's documented interface; examples/hosts/torchft_job.py runs it under torchft itself."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import signal

@@ -1,7 +1,5 @@
 """`commlayer.tp.overlap`: results are those of the whole batch, all-reduces overlap, and errors stay errors."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

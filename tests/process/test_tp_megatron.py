@@ -1,7 +1,5 @@
 """`commlayer.tp.overlap` on layers that look like Megatron-core's: which is not installed here."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

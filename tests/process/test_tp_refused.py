@@ -1,7 +1,5 @@
 """What `commlayer.tp.overlap` refuses by name, and the arguments and results that it splits and joins."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import functools

@@ -1,7 +1,5 @@
 """`commlayer trace` on the files of a real job: two ranks, with a flight record and a profile each."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

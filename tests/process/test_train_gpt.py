@@ -1,7 +1,5 @@
 """The example as a user starts it: the same job on both backends, and through the hook, must learn the same."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

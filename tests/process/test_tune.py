@@ -1,7 +1,5 @@
 """The settings of `commlayer tune` reach a job that knows nothing of commlayer."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The tutorials: the Python blocks of a page are one script, which trains and prints what the page shows."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

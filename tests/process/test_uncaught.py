@@ -1,7 +1,5 @@
 """torchrun's summary ends with the error of commlayer that ended a process."""
 
-from __future__ import annotations
-
 import json
 import resource
 import subprocess

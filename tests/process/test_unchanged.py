@@ -1,7 +1,5 @@
 """The file of settings changes the DistributedDataParallel models of a script that knows nothing of commlayer."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The virtual hook of bench/jobs/virtual_ranks.py against DDP's hook over a network: equal bits, step after step."""
 
-from __future__ import annotations
-
 from itertools import accumulate
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Training loops that run twice, plainly and overlapped: both must see the same, bit by bit."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 

@@ -6,8 +6,6 @@
 Every test that passes with the reference must pass with ours: that is the exit status.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import subprocess

@@ -6,8 +6,6 @@ a backend it knows, the *gate*, and then told the name of the backend to run. Wh
 A test runs behind the first gate of GATES that lets it through.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib

@@ -1,7 +1,5 @@
 """The outcome of one test of torch, and the outcomes of two backends side by side."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator

@@ -4,8 +4,6 @@ On a machine without CUDA, `install` takes away the decorators that ask for GPUs
 a device one for the CPU. A test that needs a real GPU then fails on gloo too, and says nothing about any backend.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Callable

@@ -6,8 +6,6 @@ torch starts each rank by importing everything anew, several seconds each. Here 
 which has imported all but started nothing; so a test costs little more than itself.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import multiprocessing

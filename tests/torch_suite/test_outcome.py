@@ -1,7 +1,5 @@
 """The comparison of two backends, on made-up outcomes."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 from pathlib import Path

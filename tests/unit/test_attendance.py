@@ -1,7 +1,5 @@
 """Monitored barriers: every rank learns the missing ranks, in time, and the next barrier works."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Sequence

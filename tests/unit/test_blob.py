@@ -1,7 +1,5 @@
 """Values packed as one."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """The entries of a job in the Store, and the errors of its start."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor

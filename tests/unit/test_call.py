@@ -1,7 +1,5 @@
 """Calls: their numbers, sizes and texts."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """`choice_for`: the candidates of `auto`."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`commlayer check`: what it says about hosts and paths. tests/emulated/test_reach.py runs it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from commlayer.tools import check

@@ -1,7 +1,5 @@
 """docs/collectives.md names the backend of every operation and reduction: here it is compared with the code."""
 
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
 

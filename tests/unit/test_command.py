@@ -1,7 +1,5 @@
 """Ctrl-C while the command imports torch."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """`Commit`: residuals of all buckets of a step change, or none."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """The threads that call back, on made-up operations."""
 
-from __future__ import annotations
-
 import queue
 import threading
 from collections.abc import Iterator

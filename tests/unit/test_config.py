@@ -1,7 +1,5 @@
 """Settings and policies."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import re

@@ -1,7 +1,5 @@
 """The job's file of settings: where it is, and which files are refused."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

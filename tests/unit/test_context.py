@@ -1,7 +1,5 @@
 """What a context gives to the operations that start in it: their class, and their name in traces."""
 
-from __future__ import annotations
-
 import threading
 from datetime import timedelta
 from typing import Any

@@ -1,7 +1,5 @@
 """Warnings of sends and receives that wait, told by ranks that share a Store."""
 
-from __future__ import annotations
-
 import json
 import logging
 import time

@@ -1,7 +1,5 @@
 """The limit of file descriptors, in a process of its own."""
 
-from __future__ import annotations
-
 import resource
 
 import pytest

@@ -1,7 +1,5 @@
 """The way of operations on device tensors: to a neighbour that the configuration names, or through pinned memory."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The errors of operations: the last sign of life of a lost peer, by memory and by network."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import time

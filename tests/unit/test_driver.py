@@ -1,7 +1,5 @@
 """The bindings of libcuda, on a library in C that notes the arguments of its calls."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import subprocess

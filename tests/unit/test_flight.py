@@ -1,7 +1,5 @@
 """The flight recorder without a job: the entries that it keeps, and what it makes of a call."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Iterator
 from types import SimpleNamespace

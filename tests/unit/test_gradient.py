@@ -1,7 +1,5 @@
 """reduce_gradient: its use of scheduler, loss and compress, and its calls of the group."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

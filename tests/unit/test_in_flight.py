@@ -1,7 +1,5 @@
 """Reductions of buckets on a device, by step: the hook waits for the step before, and learns of its failure."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Both ends of a pair agree on their incarnation."""
 
-from __future__ import annotations
-
 import itertools
 
 from commlayer.transport.incarnation import Incarnations, agreed

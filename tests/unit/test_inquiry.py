@@ -1,7 +1,5 @@
 """Inquiries: the ranks of a failed group agree on the culprit, and tell each other their calls."""
 
-from __future__ import annotations
-
 import dataclasses
 import time
 from collections.abc import Callable, Sequence

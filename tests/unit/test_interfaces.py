@@ -1,7 +1,5 @@
 """The network interfaces that a process uses."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`--json FILE`, in one form in all commands: a file beside the report, or standard output instead of it. And help."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The handler of the log, and the texts of sockets."""
 
-from __future__ import annotations
-
 import logging
 import socket
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Messages name ranks by their number in the job, and hosts where there are several."""
 
-from __future__ import annotations
-
 from commlayer.transport.members import TOLD_MAX, Members
 
 

@@ -1,7 +1,5 @@
 """docs/names.md gives a reason for every public name and setting, and has no row of one that is gone."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

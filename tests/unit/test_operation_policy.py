@@ -1,7 +1,5 @@
 """A policy's effect on the plans and operations of a group."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

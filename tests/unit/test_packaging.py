@@ -1,7 +1,5 @@
 """What a user gets with the package, and that its files agree with each other. CI builds and installs a wheel."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The pages of the documentation name files, headings and targets that exist, and figures that their pages have."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The watch of the paths: deaths, returns and rates, from the engine's counters."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from typing import Any

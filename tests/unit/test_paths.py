@@ -1,7 +1,5 @@
 """Which address talks to which: sensible pairs, and the same list at both ends."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

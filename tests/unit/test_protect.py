@@ -1,7 +1,5 @@
 """Maps of the protected blocks."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

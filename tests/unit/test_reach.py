@@ -1,7 +1,5 @@
 """The ranks with which a rank tries packets at the start."""
 
-from __future__ import annotations
-
 import pytest
 
 from commlayer.transport.reach import ALL_HOSTS_MAX, ranks_to_try

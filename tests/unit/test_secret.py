@@ -1,7 +1,5 @@
 """The secret that is not in the Store."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

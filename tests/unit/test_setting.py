@@ -1,7 +1,5 @@
 """A setting's value comes from its variable, from the file or from the default, in this order."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from typing import Annotated, Any

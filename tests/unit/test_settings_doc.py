@@ -1,7 +1,5 @@
 """docs/settings.md has everything that can be set, with its default: here it is compared with the code."""
 
-from __future__ import annotations
-
 import inspect
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The ranks of a group, in any order, agree on the shares of the hosts."""
 
-from __future__ import annotations
-
 import ctypes
 import dataclasses
 import math

@@ -1,7 +1,5 @@
 """Warnings of collectives that wait: who has not called them, told by ranks that share a Store."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Sequence

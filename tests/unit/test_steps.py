@@ -1,7 +1,5 @@
 """Steps of optimizers, as the flight recorder and `commlayer top` learn of them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The submitter: its references, plans and coalesced operations, on a group that does nothing by itself."""
 
-from __future__ import annotations
-
 import gc
 import time
 import weakref

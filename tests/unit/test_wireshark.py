@@ -1,8 +1,6 @@
 """The dissector for Wireshark runs in a Lua interpreter, with stand-ins for the objects of Wireshark that it uses, and,
 where it is installed, in tshark."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """`CommWork` by itself: results, failures, copies, and who may learn of them when."""
 
-from __future__ import annotations
-
 import threading
 from datetime import timedelta
 

@@ -5,8 +5,6 @@
 The environment sees torch and the other dependencies of the calling Python, but none of its editable installs.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import subprocess

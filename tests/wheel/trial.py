@@ -3,8 +3,6 @@
 The Python of an environment with the wheel runs this file. It must not import anything of the checkout.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import os

@@ -4,8 +4,6 @@
 records what passes by, and sends under any address.
 """
 
-from __future__ import annotations
-
 import random
 import socket
 import time

@@ -1,7 +1,5 @@
 """Ranks of a job reduce under attack: the sums stay right, and each packet of the attacker is counted and dropped."""
 
-from __future__ import annotations
-
 import json
 import os
 

@@ -1,7 +1,5 @@
 """A backend that adds 1 to one element of every all-reduce on rank 1: `--import tests.process.bench.corrupting`."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from typing import Any
 

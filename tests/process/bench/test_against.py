@@ -1,7 +1,5 @@
 """bench.against on real ranks: a package beside itself, and beside a slower copy."""
 
-from __future__ import annotations
-
 import dataclasses
 import shutil
 from pathlib import Path

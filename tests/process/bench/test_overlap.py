@@ -1,7 +1,5 @@
 """The baselines of bench/overlap.py: the hooks of `overlap` on gloo, DeAR, and hooks that reduce nothing."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

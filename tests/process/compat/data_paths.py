@@ -1,7 +1,5 @@
 """Cases of data parallelism for test_torch_paths.py: DistributedDataParallel, optimizers, FSDP1 and FSDP2."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

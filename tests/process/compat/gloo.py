@@ -4,8 +4,6 @@ def body(rank: int, size: int) -> Any: ...      # at module level; within a proc
 same_as_gloo(body, 2)
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

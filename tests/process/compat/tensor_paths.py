@@ -1,7 +1,5 @@
 """Cases for test_torch_paths.py: DTensor, tensor parallelism, collectives with gradients, pipelines."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

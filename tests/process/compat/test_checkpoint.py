@@ -1,7 +1,5 @@
 """torch.distributed.checkpoint: the shards that some ranks save are loaded by others."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """torch.compile: DDP, and functional collectives inside a compiled function."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -3,8 +3,6 @@
 tests/process/test_ddp.py has its flags.
 """
 
-from __future__ import annotations
-
 import copy
 import time
 from typing import Any

@@ -1,7 +1,5 @@
 """Means of torch to find a fault: monitored barriers, and checks of every collective in debug mode."""
 
-from __future__ import annotations
-
 import re
 from datetime import timedelta
 from typing import Any

@@ -1,7 +1,5 @@
 """torchrun restarts a job that lost a worker; the new job knows nothing of the old one but its files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests import ranks

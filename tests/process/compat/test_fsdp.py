@@ -1,7 +1,5 @@
 """Fully sharded data parallel: FSDP2 (`fully_shard`), over one mesh dimension and over two (HSDP), and FSDP1."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Groups: subgroups of all kinds, split and destroyed."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Collectives of Python objects: torch pickles them into byte tensors of unequal lengths."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Point to point through torch.distributed: batches, tags, any source."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

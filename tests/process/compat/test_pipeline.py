@@ -1,7 +1,5 @@
 """torch.distributed.pipelining: activations and gradients go between stages by point-to-point messages."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """DTensor: every change of placement, and tensor parallelism whose dimension of the mesh alone is ours."""
 
-from __future__ import annotations
-
 from itertools import product
 from typing import Any
 

@@ -3,8 +3,6 @@
 The cases run one after the other in one job per backend, so that a case costs little more than itself.
 """
 
-from __future__ import annotations
-
 import traceback
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """`dist.Work`: the questions of a caller to an operation that is done."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from typing import Any
 

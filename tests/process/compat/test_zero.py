@@ -1,7 +1,5 @@
 """ZeroRedundancyOptimizer: every rank keeps, and updates, its part of the optimizer's state."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Prints the cases of the last run of the fault tests as a table in Markdown."""
 
-from __future__ import annotations
-
 import json
 
 from .scene import NOTES

@@ -1,7 +1,5 @@
 """The sites: three ranks on one host, three hosts, and two hosts with two ranks each."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

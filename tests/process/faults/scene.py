@@ -1,7 +1,5 @@
 """The stage of the fault tests: sites with ranks, witnesses of a fault, and notes of their findings."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

@@ -1,7 +1,5 @@
 """Leaks of many jobs in one process, and of a job that crashed."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path

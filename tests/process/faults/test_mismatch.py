@@ -1,7 +1,5 @@
 """Ranks that call different things."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 

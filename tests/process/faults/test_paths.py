@@ -1,7 +1,5 @@
 """Interfaces and paths that fail, between two hosts."""
 
-from __future__ import annotations
-
 import contextlib
 import subprocess
 import threading

@@ -1,7 +1,5 @@
 """Processes that die, freeze, leave early or come late."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

@@ -1,7 +1,5 @@
 """The Store's process dies; and jobs that start again with another Store, with more ranks or fewer."""
 
-from __future__ import annotations
-
 import os
 import time
 from datetime import timedelta

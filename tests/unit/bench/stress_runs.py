@@ -1,7 +1,5 @@
 """Made-up results of `bench/stress.py`, for the tests of its claims and tables."""
 
-from __future__ import annotations
-
 from typing import Any
 
 BARE, HOOK = "commlayer:loss_bound=0.01:treatment=rescale", "commlayer:loss_bound=0.01"

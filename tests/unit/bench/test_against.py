@@ -1,7 +1,5 @@
 """The verdicts of bench.against, its exit status and its page."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import sys

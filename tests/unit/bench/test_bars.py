@@ -1,7 +1,5 @@
 """Pictures of measured steps."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from bench.harness.bars import Bar, draw

@@ -1,7 +1,5 @@
 """The commands `python -m bench.NAME`: shared options, and pages that name no command that is gone."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import subprocess

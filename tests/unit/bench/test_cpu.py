@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import os
 
 from commlayer.tools.bench.cpu import CpuTime, parse_proc_stat

@@ -1,7 +1,5 @@
 """The model of bench/overlap.py: its limits by hand, and what each cost adds."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,7 +1,5 @@
 """The script behind docs/fabric.md: its tables repeat the output of the program."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

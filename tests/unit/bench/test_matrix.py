@@ -1,7 +1,5 @@
 """The script around a matrix: its results, and its exit status."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

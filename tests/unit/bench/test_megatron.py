@@ -1,7 +1,5 @@
 """The table of losses of the Megatron example."""
 
-from __future__ import annotations
-
 import pytest
 
 from bench import megatron

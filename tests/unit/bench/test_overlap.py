@@ -1,7 +1,5 @@
 """The table of docs/overlap.md: order of runs, interval, model, targets."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The table of a GPT's steps: pairs of runs, ratios, target."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The tables of the pipelines of docs/overlap.md: ratios, targets, errors of the model, void rows; the trace."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

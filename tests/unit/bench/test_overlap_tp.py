@@ -1,7 +1,5 @@
 """The tables of tensor parallelism in docs/overlap.md: model, ratios, targets, quantiles."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The table of messages between hosts."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any

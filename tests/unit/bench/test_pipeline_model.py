@@ -3,8 +3,6 @@
 The case: p = 4, M = 16, v = 4, a chunk's forward is a quarter second; C = 44.79 s of reductions.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,7 +1,5 @@
 """The sweep of pipelines: its points, its table and its picture."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

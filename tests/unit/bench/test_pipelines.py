@@ -1,7 +1,5 @@
 """What each rank of the pipeline benchmark runs: computation that sleeps, a plain reducer, waits in a trace."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The figures of many ranks are computed from a few, and the table has them."""
 
-from __future__ import annotations
-
 import pytest
 
 from bench.start_up import COUNTS, FAR, Figures, computed, table

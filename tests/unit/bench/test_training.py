@@ -1,7 +1,5 @@
 """The pure parts of jobs under measurement."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """The script behind docs/trust.md: it shows the output of commands, and no proof that failed."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The script behind docs/tune.md: its targets and its table."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

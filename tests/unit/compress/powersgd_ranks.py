@@ -1,7 +1,5 @@
 """Ranks that compress with PowerSGD in one process, without a network."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`Choice` on a simulated network: a rank's measurements in, codecs out."""
 
-from __future__ import annotations
-
 import itertools
 import random
 import threading

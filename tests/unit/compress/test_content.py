@@ -1,7 +1,5 @@
 """`Content` and `load_of`: the bytes of a bucket by codec."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """`Fine` and `cut`: which gradients travel in 16 bits, and where they lie in a buffer."""
 
-from __future__ import annotations
-
 import itertools
 
 import torch

@@ -1,7 +1,5 @@
 """`Link`: latency and rate from periods with different codecs."""
 
-from __future__ import annotations
-
 import pytest
 
 from commlayer.compress.link import LATENCY_MOST, Link

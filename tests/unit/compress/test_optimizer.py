@@ -1,7 +1,5 @@
 """Optimizers that cannot train with the codec `sign`, by the names of their classes and of those they wrap."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

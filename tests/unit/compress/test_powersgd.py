@@ -1,7 +1,5 @@
 """PowerSGD: the paper's result, the same bits on all ranks, and no gradient is forgotten."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The saved state of PowerSGD: a restored one goes on with the same bits, and one of another model is refused."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Sequence
 

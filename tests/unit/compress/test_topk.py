@@ -1,7 +1,5 @@
 """Top-k: the payload holds the largest values, and no part of a gradient is forgotten."""
 
-from __future__ import annotations
-
 import math
 import struct
 from fractions import Fraction

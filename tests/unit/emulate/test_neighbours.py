@@ -1,7 +1,5 @@
 """The kernel's table of neighbours is shared by all emulated hosts."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from commlayer.tools.emulate.neighbours import entries, excess

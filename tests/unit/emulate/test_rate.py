@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from commlayer.tools.emulate.rate import parse_rate

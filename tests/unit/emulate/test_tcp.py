@@ -1,7 +1,5 @@
 """The machine's list of congestion controls, here in a file: the kernel's own is other emulations', too."""
 
-from __future__ import annotations
-
 import threading
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The comparison of hosts on emulated hosts finds differences. `make hosts-emulated` runs it."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from typing import Any

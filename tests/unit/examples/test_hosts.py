@@ -1,7 +1,5 @@
 """The examples of hosts are complete, and a difference in their losses is found. `make hosts` runs them."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

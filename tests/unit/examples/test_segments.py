@@ -1,7 +1,5 @@
 """The Megatron example's segments, on a stand-in for Megatron's buckets and distributed optimizer with one rank."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The Megatron example's shim, in a process of its own: it replaces names of torch for good."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

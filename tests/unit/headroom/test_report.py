@@ -1,7 +1,5 @@
 """The report, for people and as JSON."""
 
-from __future__ import annotations
-
 import io
 import json
 from pathlib import Path

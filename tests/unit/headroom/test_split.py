@@ -1,7 +1,5 @@
 """The parts of a step, from trials made by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The slowest rank, and whether chance explains it."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

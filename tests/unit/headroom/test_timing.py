@@ -1,7 +1,5 @@
 """Steps of a phase, and their spread."""
 
-from __future__ import annotations
-
 from commlayer.tools.headroom.timing import Timing, phase_steps, share_interval, timing
 from commlayer.tools.job.record import Record
 from tests.unit.headroom.trials import blocks

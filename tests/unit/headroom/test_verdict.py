@@ -1,7 +1,5 @@
 """One paragraph, which names the largest remedy and the next command."""
 
-from __future__ import annotations
-
 import pytest
 
 from commlayer.tools.headroom.split import split

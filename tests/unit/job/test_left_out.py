@@ -1,7 +1,5 @@
 """Collectives that are left out give results of the right shape; short ones have few elements."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any

@@ -1,7 +1,5 @@
 """The rank of a process, and the TCP counters of its host."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from commlayer.tools.job.places import rank_of, tcp_counts

@@ -1,7 +1,5 @@
 """The measured steps of a rank, as lines of JSON."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from commlayer.tools.job import record

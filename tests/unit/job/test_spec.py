@@ -1,7 +1,5 @@
 """The steps of a trial, as the starter writes them for the ranks."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The steps of a rank: the time of each with an operation in flight."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The starter of a trial: times of all ranks, and errors that say what happened."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A fake of CUDA, its pinned copies, and an engine whose operations the test ends."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

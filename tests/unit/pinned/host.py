@@ -1,7 +1,5 @@
 """`Host`: an engine whose operations a test ends."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Sequence

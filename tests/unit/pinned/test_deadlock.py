@@ -1,7 +1,5 @@
 """No order of calls and streams makes two ranks wait for each other."""
 
-from __future__ import annotations
-
 import functools
 import threading
 from collections.abc import Sequence

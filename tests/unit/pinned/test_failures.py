@@ -1,7 +1,5 @@
 """Failed operations on a device: streams go on, and the error is raised at the next check."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Sequence
 from typing import Any

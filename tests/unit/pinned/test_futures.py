@@ -1,7 +1,5 @@
 """Futures of operations on a device."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

@@ -1,7 +1,5 @@
 """Pinned memory and the tensors of the caller live until the copies are over."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

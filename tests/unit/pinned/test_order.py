@@ -1,7 +1,5 @@
 """Pinned copies on a fake of CUDA, whose streams are threads: too early gives wrong values, too late is a fault."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 

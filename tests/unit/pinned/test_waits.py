@@ -1,7 +1,5 @@
 """The host goes on where streams wait for operations; elsewhere it blocks."""
 
-from __future__ import annotations
-
 import threading
 from datetime import timedelta
 from typing import Any

@@ -1,7 +1,5 @@
 """Costs of layers, links and stages, in numbers by hand."""
 
-from __future__ import annotations
-
 import pytest
 
 from commlayer.errors import ConfigError

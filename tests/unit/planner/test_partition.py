@@ -1,7 +1,5 @@
 """Partitions against every possible one."""
 
-from __future__ import annotations
-
 import math
 from itertools import combinations
 

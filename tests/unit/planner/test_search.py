@@ -1,7 +1,5 @@
 """The search against a simulation of every choice, its order, its reasons and its errors."""
 
-from __future__ import annotations
-
 import math
 from itertools import product
 

@@ -1,7 +1,5 @@
 """Token slices against every possible split."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 

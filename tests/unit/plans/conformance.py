@@ -1,7 +1,5 @@
 """One way to check any collective: run all ranks' plans on random data and compare with the oracle."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial

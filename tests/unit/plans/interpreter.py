@@ -8,8 +8,6 @@ happens in two parts at different times, as packets and parallel processes would
 slot that is used again too early shows as a wrong result for some seed.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType

@@ -1,7 +1,5 @@
 """Collectives whose messages are encoded: their results, and that they send what the formula says."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from types import SimpleNamespace

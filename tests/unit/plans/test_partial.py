@@ -1,7 +1,5 @@
 """Plans that may lose a part of their messages: the losses are known, and the replicas agree all the same."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from commlayer.plans.plan import PlanBuilder
 from commlayer.plans.window import Window
 

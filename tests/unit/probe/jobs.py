@@ -1,7 +1,5 @@
 """Hosts as the ranks know them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from commlayer.tools.probe.meeting import Host

@@ -1,7 +1,5 @@
 """A driver and a responder of this process, on loopback."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from collections.abc import Callable, Iterator

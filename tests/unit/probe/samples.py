@@ -1,7 +1,5 @@
 """Synthetic samples of a job whose hosts have one interface per network."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from commlayer.tools.probe.path import DSCP, ECN

@@ -1,7 +1,5 @@
 """Whether the probe notices that its own machine is too busy to judge the network."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from commlayer.tools.probe.schedule import PATHS_MAX, pairs, paths, rounds

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from commlayer.tools.probe.sample import Way
 from commlayer.tools.probe.subject import Subject, explain
 from tests.unit.probe.samples import view

@@ -1,7 +1,5 @@
 """Actions from torch's schedules, and where reductions, waits and updates are put."""
 
-from __future__ import annotations
-
 from typing import Any
 from unittest import mock
 

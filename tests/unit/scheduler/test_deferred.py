@@ -1,7 +1,5 @@
 """Deferred steps: the parameters of a plain loop, whatever happens between `step()` and the next use."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Gradients in flight: every use waits, and sees the values that arrived."""
 
-from __future__ import annotations
-
 import copy
 import io
 from collections.abc import Callable

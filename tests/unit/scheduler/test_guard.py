@@ -1,7 +1,5 @@
 """Guarded parameters: each read or change calls the function first, and nothing else does."""
 
-from __future__ import annotations
-
 import copy
 import io
 from collections.abc import Callable

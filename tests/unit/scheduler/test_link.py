@@ -1,7 +1,5 @@
 """A link serves one transfer at a time: in order, or the most urgent first."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

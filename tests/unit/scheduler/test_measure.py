@@ -1,7 +1,5 @@
 """Costs from recorded actions and timed transfers."""
 
-from __future__ import annotations
-
 import pytest
 
 from commlayer.errors import ConfigError

@@ -1,7 +1,5 @@
 """Classes of buckets: by their number, and by the next use of their parameters."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional

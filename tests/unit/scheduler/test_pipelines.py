@@ -1,7 +1,5 @@
 """Orders of computations: counts, live activations, and that every order can run."""
 
-from __future__ import annotations
-
 import pytest
 
 from commlayer.errors import ConfigError

@@ -1,7 +1,5 @@
 """A segment's gradients accumulate in one buffer, as in tensors of their own, and are reduced as a whole."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -6,8 +6,6 @@ reduction takes 44 % of the serial step: C = 57 * 0.44 / 0.56 = 44.79 per rank. 
 8 of each of its chunks.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import json

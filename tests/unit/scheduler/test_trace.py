@@ -1,7 +1,5 @@
 """Chrome trace events: one process per rank, one thread per track, microseconds."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

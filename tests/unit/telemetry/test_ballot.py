@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from commlayer.telemetry.ballot import Ballot
 from commlayer.telemetry.control import Change
 

@@ -1,7 +1,5 @@
 """`Client.change`: waits for the result of a change as long as the job answers."""
 
-from __future__ import annotations
-
 import json
 from collections import deque
 

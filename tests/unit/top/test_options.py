@@ -1,7 +1,5 @@
 """The command lines of `commlayer top` and `ctl`: mistakes are said before anything else happens."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import subprocess

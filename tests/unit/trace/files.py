@@ -1,7 +1,5 @@
 """Files of ranks, made by hand: flight records and traces of torch.profiler."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Offsets of clocks from the order of events: the bracket contains the truth, and drift is found."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What torch's analyzer gets: it reads pickles and evaluates some of their text; neither may come from a stranger."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import stat

@@ -1,7 +1,5 @@
 """`commlayer trace` from the command line."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The merged trace: tracks, slices, arrows and counters, and the structure that Perfetto requires."""
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from pathlib import Path

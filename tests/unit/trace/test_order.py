@@ -1,7 +1,5 @@
 """Which end bounds which start: by collective, root, sizes and messages."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

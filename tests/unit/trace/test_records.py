@@ -1,7 +1,5 @@
 """Files of ranks are told apart by their content; others get an error with a remedy."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

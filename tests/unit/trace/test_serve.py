@@ -1,7 +1,5 @@
 """The server for ui.perfetto.dev: one file, for one origin, until the page has it."""
 
-from __future__ import annotations
-
 import re
 import threading
 import urllib.error

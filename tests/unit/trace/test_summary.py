@@ -1,7 +1,5 @@
 """The table of clocks, the warnings, and the same as values."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from commlayer.tools.trace import summary

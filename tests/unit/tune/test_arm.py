@@ -1,7 +1,5 @@
 """An arm gives the job its settings, by variables and by a file alike."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """`commlayer tune` from its options to the file, with a job that is only imagined."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

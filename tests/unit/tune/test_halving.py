@@ -1,7 +1,5 @@
 """Successive halving: few long trials, the default among them, and a choice beyond the spread."""
 
-from __future__ import annotations
-
 import random
 import sys
 

@@ -1,7 +1,5 @@
 """The model's predictions from the parts of a step."""
 
-from __future__ import annotations
-
 import dataclasses
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """The settings that may be tried: numerics change only where that is allowed."""
 
-from __future__ import annotations
-
 import pytest
 
 from commlayer.tools.tune.arm import Arm
