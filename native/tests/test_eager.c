@@ -7,26 +7,10 @@
 
 enum { MESSAGES = CL_EAGER_LIMIT_BYTES / (CL_EAGER_MESSAGE_BYTES + CL_EAGER_COST_BYTES) };
 
-static cl_operation *start(struct team *team, uint32_t at, void *memory, uint64_t length, bool sends)
-{
-    cl_operation *operation = NULL;
-    struct cl_message_request request = {
-        .rank = 1 - at, .tag = 1, .memory = memory, .length = length, .timeout_us = PATIENCE_US};
-    CHECK_EQ((sends ? cl_send : cl_receive)(team->groups[at], &request, &operation), CL_OK);
-    return operation;
-}
-
-static int finish(cl_operation *operation)
-{
-    int status = cl_operation_wait(operation, 0);
-    cl_operation_release(operation);
-    return status;
-}
-
 /* Sends with the receiver's engine at a halt: nothing can be delivered. */
 static int status_of_send(struct team *team, void *memory, uint64_t length)
 {
-    cl_operation *send = start(team, 0, memory, length, true);
+    cl_operation *send = start_send(team, 0, 1, 1, memory, length, PATIENCE_US);
     int status = cl_operation_status(send);
     if (status == CL_OK)
         cl_operation_release(send);
@@ -51,7 +35,7 @@ TEST(test_done_before_delivery)
     uint8_t out[9000], in[9000];
     memset(out, 7, sizeof out);
     halt(&team);
-    cl_operation *send = start(&team, 0, out, sizeof out, true);
+    cl_operation *send = start_send(&team, 0, 1, 1, out, sizeof out, PATIENCE_US);
     CHECK_EQ(cl_operation_status(send), CL_OK);
     CHECK_EQ(cl_operation_notify(send, 1), CL_OK);
     struct cl_operation_times times, later;
@@ -59,7 +43,7 @@ TEST(test_done_before_delivery)
     CHECK(times.submitted_us > 0 && times.submitted_us <= times.first_us && times.first_us <= times.ended_us);
     memset(out, 8, sizeof out);
     go_on(&team);
-    CHECK_EQ(finish(start(&team, 1, in, sizeof in, false)), CL_OK);
+    CHECK_EQ(finish(start_receive(&team, 1, 0, 1, in, sizeof in, PATIENCE_US)), CL_OK);
     uint32_t wrong = 0;
     for (uint32_t i = 0; i < sizeof in; i++)
         wrong += in[i] != 7;
@@ -82,16 +66,16 @@ TEST(test_limits)
     SCOPED_TEAM team = open_team(&world, 1, false);
     uint8_t *out = calloc(1, CL_EAGER_MESSAGE_BYTES + 1), *in = calloc(1, CL_EAGER_MESSAGE_BYTES + 1);
     halt(&team);
-    cl_operation *large = start(&team, 0, out, CL_EAGER_MESSAGE_BYTES + 1, true);
+    cl_operation *large = start_send(&team, 0, 1, 1, out, CL_EAGER_MESSAGE_BYTES + 1, PATIENCE_US);
     CHECK_EQ(cl_operation_status(large), CL_EAGAIN);
     for (uint32_t i = 0; i < MESSAGES; i++)
         CHECK_EQ(status_of_send(&team, out, CL_EAGER_MESSAGE_BYTES), CL_OK);
-    cl_operation *beyond = start(&team, 0, out, CL_EAGER_MESSAGE_BYTES, true);
+    cl_operation *beyond = start_send(&team, 0, 1, 1, out, CL_EAGER_MESSAGE_BYTES, PATIENCE_US);
     CHECK_EQ(cl_operation_status(beyond), CL_EAGAIN);
     go_on(&team);
-    CHECK_EQ(finish(start(&team, 1, in, CL_EAGER_MESSAGE_BYTES + 1, false)), CL_OK);
+    CHECK_EQ(finish(start_receive(&team, 1, 0, 1, in, CL_EAGER_MESSAGE_BYTES + 1, PATIENCE_US)), CL_OK);
     for (uint32_t i = 0; i <= MESSAGES; i++)
-        CHECK_EQ(finish(start(&team, 1, in, CL_EAGER_MESSAGE_BYTES, false)), CL_OK);
+        CHECK_EQ(finish(start_receive(&team, 1, 0, 1, in, CL_EAGER_MESSAGE_BYTES, PATIENCE_US)), CL_OK);
     CHECK_EQ(finish(large), CL_OK);
     CHECK_EQ(finish(beyond), CL_OK);
     free(out);
@@ -118,7 +102,7 @@ TEST(test_close_delivers)
     go_on(&team);
     pthread_join(closing, NULL);
     team.groups[0] = NULL;
-    CHECK_EQ(finish(start(&team, 1, in, sizeof in, false)), CL_OK);
+    CHECK_EQ(finish(start_receive(&team, 1, 0, 1, in, sizeof in, PATIENCE_US)), CL_OK);
     CHECK_EQ(in[0], 1);
 }
 
@@ -152,13 +136,13 @@ TEST(test_failure_after_the_end)
     uint8_t out[9000] = {1}, in[9000];
     halt(&team);
     CHECK_EQ(status_of_send(&team, out, sizeof out), CL_OK);
-    cl_operation *receive = start(&team, 0, in, sizeof in, false);
+    cl_operation *receive = start_receive(&team, 0, 1, 1, in, sizeof in, PATIENCE_US);
     pthread_mutex_lock(&world.engines[0]->core);
     cl_endpoint_peer_lost(world.engines[0]->endpoint, 1);
     pthread_mutex_unlock(&world.engines[0]->core);
     cl_engine_wake(world.engines[0]);
     CHECK_EQ(finish(receive), CL_EPEERLOST);
-    CHECK_EQ(finish(start(&team, 0, out, sizeof out, true)), CL_EPEERLOST);
+    CHECK_EQ(finish(start_send(&team, 0, 1, 1, out, sizeof out, PATIENCE_US)), CL_EPEERLOST);
     CHECK_EQ(atomic_load(&cl_member_of(team.groups[0])->eager.bytes), 0);
     go_on(&team);
 }

@@ -39,6 +39,20 @@ static cl_plan *one_step(struct cl_step step)
     return draft_finish(&draft);
 }
 
+static struct cl_executor *create(const struct cl_executor_config *config)
+{
+    struct cl_executor *executor = NULL;
+    CHECK_EQ(cl_executor_create(config, &executor), CL_OK);
+    return executor;
+}
+
+static void leave(struct cl_executor *const *executor)
+{
+    cl_executor_destroy(*executor);
+}
+
+#define SCOPED_EXECUTOR SCOPED(leave) struct cl_executor
+
 TEST(test_moves)
 {
     struct draft draft = {.world_size = 1, .input_bytes = BYTES, .output_bytes = BYTES, .scratch_bytes = BYTES};
@@ -52,13 +66,10 @@ TEST(test_moves)
     last = draft_add(&draft, step, last);
     draft_add(&draft, (struct cl_step){.kind = CL_COPY, .source = CL_OUTPUT, .target = CL_OUTPUT}, last); /* nothing */
     uint32_t input[WORDS] = {1, 20, 300, 4000}, output[WORDS] = {0};
-    struct cl_executor_config config = {.plan = draft_finish(&draft),
-                                        .input = (uint8_t *)input,
-                                        .output = (uint8_t *)output,
-                                        .arithmetic = ARITHMETIC,
-                                        .peers = PEERS};
-    struct cl_executor *executor;
-    CHECK_EQ(cl_executor_create(&config, &executor), CL_OK);
+    SCOPED_PLAN *plan = draft_finish(&draft);
+    struct cl_executor_config config = {
+        .plan = plan, .input = (uint8_t *)input, .output = (uint8_t *)output, .arithmetic = ARITHMETIC, .peers = PEERS};
+    SCOPED_EXECUTOR *executor = create(&config);
     cl_executor_set_owner(executor, &config);
     CHECK(cl_executor_owner(executor) == &config);
     CHECK_EQ(cl_executor_poll(executor, SIZE_MAX, 0), CL_PROGRESS_DONE);
@@ -67,9 +78,7 @@ TEST(test_moves)
     CHECK_EQ(output[1], 20);
     CHECK_EQ(output[2], 60);
     CHECK_EQ(output[3], 800);
-    cl_executor_destroy(executor);
     cl_executor_destroy(NULL);
-    cl_plan_release(config.plan);
 }
 
 TEST(test_budget)
@@ -82,17 +91,15 @@ TEST(test_budget)
                 .kind = CL_COPY, .source_offset = 4 * i, .target = CL_OUTPUT, .target_offset = 4 * i, .length = 4},
             DRAFT_NONE);
     uint32_t input[WORDS] = {1, 2, 3, 4}, output[WORDS] = {0};
+    SCOPED_PLAN *plan = draft_finish(&draft);
     struct cl_executor_config config = {
-        .plan = draft_finish(&draft), .input = (uint8_t *)input, .output = (uint8_t *)output, .arithmetic = ARITHMETIC};
-    struct cl_executor *executor;
-    CHECK_EQ(cl_executor_create(&config, &executor), CL_OK);
+        .plan = plan, .input = (uint8_t *)input, .output = (uint8_t *)output, .arithmetic = ARITHMETIC};
+    SCOPED_EXECUTOR *executor = create(&config);
     CHECK_EQ(cl_executor_poll(executor, 5, 0), CL_PROGRESS_MORE); /* two steps: the first leaves some of the budget */
     CHECK_EQ(output[1], 2);
     CHECK_EQ(output[2], 0);
     CHECK_EQ(cl_executor_poll(executor, 5, 0), CL_PROGRESS_DONE);
     CHECK_EQ(output[3], 4);
-    cl_executor_destroy(executor);
-    cl_plan_release(config.plan);
 }
 
 /* ---- shared memory ---- */
@@ -137,13 +144,10 @@ static void host_exchange_from(uint32_t base)
     struct host host;
     struct cl_host_view view = view_of(&host, base);
     uint32_t input[WORDS] = {1, 2, 3, 4}, output[WORDS] = {0};
-    struct cl_executor_config config = {.plan = draft_host_exchange(0, 3, BYTES, BYTES),
-                                        .input = (uint8_t *)input,
-                                        .output = (uint8_t *)output,
-                                        .arithmetic = ARITHMETIC,
-                                        .host = &view};
-    struct cl_executor *executor;
-    CHECK_EQ(cl_executor_create(&config, &executor), CL_OK);
+    SCOPED_PLAN *plan = draft_host_exchange(0, 3, BYTES, BYTES);
+    struct cl_executor_config config = {
+        .plan = plan, .input = (uint8_t *)input, .output = (uint8_t *)output, .arithmetic = ARITHMETIC, .host = &view};
+    SCOPED_EXECUTOR *executor = create(&config);
     uint32_t rank = 9, value = 9;
     CHECK(!cl_executor_awaits(executor, 0, &rank, &value));
     CHECK_EQ(cl_executor_poll(executor, SIZE_MAX, 0), CL_PROGRESS_BLOCKED);
@@ -165,8 +169,6 @@ static void host_exchange_from(uint32_t base)
     atomic_store(&host.counters[2], base + 1);
     CHECK_EQ(cl_executor_poll(executor, SIZE_MAX, 0), CL_PROGRESS_DONE);
     CHECK_EQ(output[0], 111);
-    cl_executor_destroy(executor);
-    cl_plan_release(config.plan);
 }
 
 TEST(test_awaits)
@@ -192,13 +194,10 @@ TEST(test_another_call)
         host.places[2 - i].signatures[1] = &signatures[i];
     view.signature = 5;
     uint32_t input[WORDS] = {1, 2, 3, 4}, output[WORDS] = {0};
-    struct cl_executor_config config = {.plan = draft_host_exchange(0, 3, BYTES, BYTES),
-                                        .input = (uint8_t *)input,
-                                        .output = (uint8_t *)output,
-                                        .arithmetic = ARITHMETIC,
-                                        .host = &view};
-    struct cl_executor *executor;
-    CHECK_EQ(cl_executor_create(&config, &executor), CL_OK);
+    SCOPED_PLAN *plan = draft_host_exchange(0, 3, BYTES, BYTES);
+    struct cl_executor_config config = {
+        .plan = plan, .input = (uint8_t *)input, .output = (uint8_t *)output, .arithmetic = ARITHMETIC, .host = &view};
+    SCOPED_EXECUTOR *executor = create(&config);
     atomic_store(&host.counters[1], 1);
     CHECK_EQ(cl_executor_poll(executor, SIZE_MAX, 0), CL_PROGRESS_BLOCKED);
     CHECK_EQ(cl_executor_culprit(executor), UINT32_MAX);
@@ -208,8 +207,6 @@ TEST(test_another_call)
     CHECK_EQ(cl_executor_status(executor), CL_EMISMATCH);
     CHECK_EQ(cl_executor_culprit(executor), 2);
     CHECK_EQ(output[0], 1);
-    cl_executor_destroy(executor);
-    cl_plan_release(config.plan);
 }
 
 TEST(test_several_awaits)
@@ -219,9 +216,9 @@ TEST(test_several_awaits)
         draft_add(&draft, (struct cl_step){.kind = CL_AWAIT, .peer = peer, .message = peer}, DRAFT_NONE);
     struct host host;
     struct cl_host_view view = view_of(&host, 40);
-    struct cl_executor_config config = {.plan = draft_finish(&draft), .arithmetic = ARITHMETIC, .host = &view};
-    struct cl_executor *executor;
-    CHECK_EQ(cl_executor_create(&config, &executor), CL_OK);
+    SCOPED_PLAN *plan = draft_finish(&draft);
+    struct cl_executor_config config = {.plan = plan, .arithmetic = ARITHMETIC, .host = &view};
+    SCOPED_EXECUTOR *executor = create(&config);
     CHECK_EQ(cl_executor_poll(executor, SIZE_MAX, 0), CL_PROGRESS_BLOCKED);
     uint32_t rank, value;
     CHECK(cl_executor_awaits(executor, 1, &rank, &value));
@@ -232,8 +229,7 @@ TEST(test_several_awaits)
     CHECK(cl_executor_awaits(executor, 0, &rank, &value));
     CHECK_EQ(rank, 2); /* the met one is gone from the list */
     CHECK(!cl_executor_awaits(executor, 1, &rank, &value));
-    cl_executor_destroy(executor); /* in the middle: nothing to undo */
-    cl_plan_release(config.plan);
+    /* its end comes in the middle: nothing to undo */
 }
 
 /* ---- messages ---- */
@@ -283,9 +279,7 @@ static struct cl_executor *start(struct network *network, uint32_t rank, cl_plan
                                         .endpoint = network->hosts[rank].endpoint,
                                         .peers = PEERS,
                                         .group = 3};
-    struct cl_executor *executor = NULL;
-    CHECK_EQ(cl_executor_create(&config, &executor), CL_OK);
-    return executor;
+    return create(&config);
 }
 
 TEST(test_messages)
@@ -329,12 +323,12 @@ TEST(test_first_byte)
     struct draft receiver = {.rank = 1, .world_size = 2, .output_bytes = sizeof output};
     draft_add(&receiver, (struct cl_step){.kind = CL_RECV_COPY, .target = CL_OUTPUT, .length = sizeof output},
               DRAFT_NONE);
-    cl_plan *plans[2] = {draft_finish(&sender), draft_finish(&receiver)};
-    struct cl_executor *to = start(network, 1, plans[1], NULL, output);
+    SCOPED_PLAN *sends = draft_finish(&sender), *receives = draft_finish(&receiver);
+    SCOPED_EXECUTOR *to = start(network, 1, receives, NULL, output);
     CHECK_EQ(poll(network, to), CL_PROGRESS_BLOCKED);
     uint64_t start_us = network_now_us(network) + 4000;
     network_run_until(network, start_us);
-    struct cl_executor *from = start(network, 0, plans[0], input, NULL);
+    SCOPED_EXECUTOR *from = start(network, 0, sends, input, NULL);
     CHECK_EQ(poll(network, from), CL_PROGRESS_BLOCKED);
     CHECK_EQ(cl_executor_first_us(from), 0);
     network_sleep(network, 0, 700);
@@ -352,10 +346,6 @@ TEST(test_first_byte)
     CHECK_EQ(cl_executor_first_us(from), sent_us);
     CHECK_EQ(cl_executor_first_us(to), received_us);
     CHECK(network_now_us(network) > received_us);
-    cl_executor_destroy(from);
-    cl_executor_destroy(to);
-    cl_plan_release(plans[0]);
-    cl_plan_release(plans[1]);
 }
 
 /* Received bytes replace the old ones, and later steps wait until all have come. */
@@ -369,11 +359,11 @@ TEST(test_receive_copy)
     uint32_t all =
         draft_add(&receiver, (struct cl_step){.kind = CL_RECV_COPY, .target = CL_OUTPUT, .length = BYTES}, DRAFT_NONE);
     draft_add(&receiver, (struct cl_step){.kind = CL_SCALE, .peer = 2, .target = CL_OUTPUT, .length = BYTES}, all);
-    cl_plan *plans[2] = {draft_finish(&sender), draft_finish(&receiver)};
-    struct cl_executor *to = start(network, 1, plans[1], NULL, output);
+    SCOPED_PLAN *sends = draft_finish(&sender), *receives = draft_finish(&receiver);
+    SCOPED_EXECUTOR *to = start(network, 1, receives, NULL, output);
     CHECK_EQ(poll(network, to), CL_PROGRESS_BLOCKED);
     CHECK_EQ(output[0], 1);
-    struct cl_executor *from = start(network, 0, plans[0], input, NULL);
+    SCOPED_EXECUTOR *from = start(network, 0, sends, input, NULL);
     CHECK_EQ(poll(network, from), CL_PROGRESS_BLOCKED); /* sent is not acknowledged */
     for (int round = 0; round < 100 && poll(network, from) != CL_PROGRESS_DONE; round++)
         pump(network);
@@ -381,10 +371,6 @@ TEST(test_receive_copy)
     CHECK_EQ(poll(network, to), CL_PROGRESS_DONE);
     CHECK_EQ(output[0], 3);
     CHECK_EQ(output[3], 4);
-    cl_executor_destroy(from);
-    cl_executor_destroy(to);
-    cl_plan_release(plans[0]);
-    cl_plan_release(plans[1]);
 }
 
 /* The owner gets 60 of 100 packets before its deadline, and never hears from the sender again. */

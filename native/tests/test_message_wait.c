@@ -3,23 +3,6 @@
 
 #include <unistd.h>
 
-static cl_operation *start(struct team *team, uint32_t at, uint32_t other, uint32_t tag, void *memory, uint64_t length,
-                           bool sends)
-{
-    cl_operation *operation = NULL;
-    struct cl_message_request request = {
-        .rank = other, .tag = tag, .memory = memory, .length = length, .timeout_us = PATIENCE_US};
-    CHECK_EQ((sends ? cl_send : cl_receive)(team->groups[at], &request, &operation), CL_OK);
-    return operation;
-}
-
-static int finish(cl_operation *operation)
-{
-    int status = cl_operation_wait(operation, 0);
-    cl_operation_release(operation);
-    return status;
-}
-
 struct waiter {
     cl_operation *operation;
     uint64_t timeout_us;
@@ -43,12 +26,12 @@ TEST(test_other_operations_go_on)
     uint8_t *data = calloc(1, LARGE), *target = calloc(1, LARGE), small[2] = {1};
     uint32_t early = 0;
     for (uint32_t round = 0; round < ROUNDS; round++) {
-        struct waiter waiter = {.operation = start(&team, 1, 0, 1, &small[1], 1, false)};
-        cl_operation *large_in = start(&team, 1, 0, 2, target, LARGE, false);
+        struct waiter waiter = {.operation = start_receive(&team, 1, 0, 1, &small[1], 1, PATIENCE_US)};
+        cl_operation *large_in = start_receive(&team, 1, 0, 2, target, LARGE, PATIENCE_US);
         pthread_create(&waiter.thread, NULL, wait_for, &waiter);
         usleep(2000);
-        cl_operation *large_out = start(&team, 0, 1, 2, data, LARGE, true);
-        cl_operation *small_out = start(&team, 0, 1, 1, small, 1, true);
+        cl_operation *large_out = start_send(&team, 0, 1, 2, data, LARGE, PATIENCE_US);
+        cl_operation *small_out = start_send(&team, 0, 1, 1, small, 1, PATIENCE_US);
         pthread_join(waiter.thread, NULL);
         CHECK_EQ(waiter.status, CL_OK);
         uint64_t start_us = cl_now_us();
@@ -81,8 +64,9 @@ static void *echo(void *argument)
         uint32_t out = i * 100 + talk->tag, in = 0, length = i % 7 == 0 ? 100000 : 4;
         uint8_t *sent = calloc(1, length), *received = calloc(1, length);
         memcpy(sent, &out, sizeof out);
-        cl_operation *receive = start(talk->team, talk->rank, 1 - talk->rank, talk->tag, received, length, false);
-        cl_operation *send = start(talk->team, talk->rank, 1 - talk->rank, talk->tag, sent, length, true);
+        cl_operation *receive =
+            start_receive(talk->team, talk->rank, 1 - talk->rank, talk->tag, received, length, PATIENCE_US);
+        cl_operation *send = start_send(talk->team, talk->rank, 1 - talk->rank, talk->tag, sent, length, PATIENCE_US);
         talk->status = finish(receive);
         memcpy(&in, received, sizeof in);
         if (talk->status == CL_OK)
@@ -124,10 +108,10 @@ TEST(test_close_under_waiting_threads)
         struct waiter waiters[THREADS] = {0};
         uint32_t words[THREADS + 1];
         for (uint32_t i = 0; i < THREADS; i++) {
-            waiters[i].operation = start(&team, 0, i % 2 == 0 ? 1 : UINT32_MAX, i, &words[i], 4, false);
+            waiters[i].operation = start_receive(&team, 0, i % 2 == 0 ? 1 : UINT32_MAX, i, &words[i], 4, PATIENCE_US);
             pthread_create(&waiters[i].thread, NULL, wait_for, &waiters[i]);
         }
-        cl_operation *late = start(&team, 0, 1, THREADS, &words[THREADS], 4, false);
+        cl_operation *late = start_receive(&team, 0, 1, THREADS, &words[THREADS], 4, PATIENCE_US);
         usleep(100 * round);
         cl_group_close(team.groups[0]);
         team.groups[0] = NULL;
@@ -146,9 +130,9 @@ TEST(test_timeout_of_a_wait)
     SCOPED_WORLD world = open_world(2, "udp", 0);
     SCOPED_TEAM team = open_team(&world, 1, true);
     uint32_t in = 0, out = 7;
-    cl_operation *receive = start(&team, 0, 1, 1, &in, 4, false);
+    cl_operation *receive = start_receive(&team, 0, 1, 1, &in, 4, PATIENCE_US);
     CHECK_EQ(cl_operation_wait(receive, 20000), CL_EAGAIN);
-    CHECK_EQ(finish(start(&team, 1, 0, 1, &out, 4, true)), CL_OK);
+    CHECK_EQ(finish(start_send(&team, 1, 0, 1, &out, 4, PATIENCE_US)), CL_OK);
     CHECK_EQ(finish(receive), CL_OK);
     CHECK_EQ(in, 7);
 }
@@ -160,15 +144,16 @@ TEST(test_timeout_amid_bulk)
     SCOPED_WORLD world = open_world(2, "udp", 0);
     SCOPED_TEAM team = open_team(&world, 1, true);
     uint8_t *data = calloc(1, LARGE), *target = calloc(1, LARGE), small[2] = {1};
-    struct waiter waiter = {.operation = start(&team, 0, 1, 1, &small[1], 1, false), .timeout_us = TIMEOUT_US};
-    cl_operation *large_in = start(&team, 0, 1, 2, target, LARGE, false);
+    struct waiter waiter = {.operation = start_receive(&team, 0, 1, 1, &small[1], 1, PATIENCE_US),
+                            .timeout_us = TIMEOUT_US};
+    cl_operation *large_in = start_receive(&team, 0, 1, 2, target, LARGE, PATIENCE_US);
     pthread_create(&waiter.thread, NULL, wait_for, &waiter);
     usleep(TIMEOUT_US / 3);
-    cl_operation *large_out = start(&team, 1, 0, 2, data, LARGE, true);
+    cl_operation *large_out = start_send(&team, 1, 0, 2, data, LARGE, PATIENCE_US);
     pthread_join(waiter.thread, NULL);
     CHECK_EQ(waiter.status, CL_EAGAIN);
     CHECK_EQ(cl_operation_status(large_in), CL_EAGAIN);
-    cl_operation *small_out = start(&team, 1, 0, 1, small, 1, true);
+    cl_operation *small_out = start_send(&team, 1, 0, 1, small, 1, PATIENCE_US);
     CHECK_EQ(finish(large_in), CL_OK);
     CHECK_EQ(finish(large_out), CL_OK);
     CHECK_EQ(finish(small_out), CL_OK);

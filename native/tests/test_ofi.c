@@ -1,30 +1,13 @@
 /* The ofi wire: real packets through the real libfabric, over its `udp` provider. */
-#include "tests/check.h"
+#include "tests/inbox.h"
 #include "wire/wire.h"
 
 #include <poll.h>
 #include <string.h>
 
-enum { DATAGRAM_BYTES = 1400, MANY = 200, ROUNDS = 50, PATIENCE_MS = 5000 };
+enum { DATAGRAM_BYTES = 1400, ROUNDS = 50, PATIENCE_MS = 5000 };
 
 static const char *const LOCALHOST[] = {"127.0.0.1", "127.0.0.1"};
-
-struct inbox {
-    size_t count;
-    size_t lengths[2 * MANY];
-    uint8_t first[2 * MANY], last[2 * MANY];
-};
-
-static void keep(void *context, const uint8_t *bytes, size_t length, bool congested, uint64_t received_us)
-{
-    struct inbox *inbox = context;
-    CHECK(!congested && received_us == 0); /* libfabric does not say */
-    if (inbox->count == 2 * MANY)
-        return;
-    inbox->lengths[inbox->count] = length;
-    inbox->first[inbox->count] = length > 0 ? bytes[0] : 0;
-    inbox->last[inbox->count++] = length > 0 ? bytes[length - 1] : 0;
-}
 
 static int open_at(const char *const *addresses, uint32_t count, const char *provider, struct cl_wire **wire)
 {
@@ -66,27 +49,8 @@ static void collect(struct cl_wire *wire, uint32_t port, size_t count, struct in
     while (inbox->count < count && !sleeps(wire, port, PATIENCE_MS))
         while (cl_wire_ofi.receive(wire, port, keep, inbox)) {
         }
-}
-
-static uint8_t payloads[MANY][DATAGRAM_BYTES];
-
-/* Datagram i: a head of 8 bytes that begin with i, and a payload that ends with i. */
-static struct cl_wire_datagram make(size_t i, uint32_t link, uint32_t payload_length)
-{
-    static uint8_t heads[MANY][8];
-    memset(heads[i], (int)(uint8_t)i, sizeof heads[i]);
-    memset(payloads[i], (int)(uint8_t)i, payload_length);
-    return (struct cl_wire_datagram){link, sizeof heads[i], payload_length, heads[i], payloads[i], 0};
-}
-
-static void check_inbox(const struct inbox *inbox, const struct cl_wire_datagram *sent, size_t count)
-{
-    CHECK_EQ(inbox->count, count);
-    for (size_t i = 0; i < count && i < inbox->count; i++) {
-        CHECK_EQ(inbox->lengths[i], sent[i].head_length + sent[i].payload_length);
-        CHECK_EQ(inbox->first[i], sent[i].head[0]);
-        CHECK_EQ(inbox->last[i], sent[i].head[0]);
-    }
+    for (size_t i = 0; i < inbox->count; i++)
+        CHECK(!inbox->congested[i] && inbox->received_us[i] == 0); /* libfabric does not say */
 }
 
 /* More datagrams than there are slots, so that each is used again. The caller's memory may change at once. */

@@ -9,37 +9,6 @@
 
 enum { LARGE = 40 << 20, MESSAGE = 16 << 20 };
 
-static cl_operation *start_send(struct team *team, uint32_t from, uint32_t to, uint32_t tag, const void *data,
-                                uint64_t length, uint64_t timeout_us)
-{
-    cl_operation *operation = NULL;
-    struct cl_message_request request = {.rank = to,
-                                         .tag = tag,
-                                         .memory = (void *)(uintptr_t)data,
-                                         .length = length,
-                                         .priority = 4,
-                                         .timeout_us = timeout_us};
-    CHECK_EQ(cl_send(team->groups[from], &request, &operation), CL_OK);
-    return operation;
-}
-
-static cl_operation *start_receive(struct team *team, uint32_t at, uint32_t from, uint32_t tag, void *target,
-                                   uint64_t length, uint64_t timeout_us)
-{
-    cl_operation *operation = NULL;
-    struct cl_message_request request = {
-        .rank = from, .tag = tag, .memory = target, .length = length, .timeout_us = timeout_us};
-    CHECK_EQ(cl_receive(team->groups[at], &request, &operation), CL_OK);
-    return operation;
-}
-
-static int finish(cl_operation *operation)
-{
-    int status = cl_operation_wait(operation, 0);
-    cl_operation_release(operation);
-    return status;
-}
-
 /* The rank it came from. */
 static uint32_t finish_receive(cl_operation *operation)
 {

@@ -23,6 +23,12 @@ static void *shared_memory(void)
     return memory;
 }
 
+static void open_ends(void *memory, struct cl_ring *writer, struct cl_ring *reader)
+{
+    cl_ring_open(writer, memory, BYTES);
+    cl_ring_open(reader, memory, BYTES);
+}
+
 static void unmap(void **memory)
 {
     munmap(*memory, MEMORY);
@@ -65,8 +71,7 @@ TEST(test_order_wrap_and_bound)
 {
     SCOPED_MEMORY *memory = shared_memory();
     struct cl_ring writer, reader;
-    cl_ring_open(&writer, memory, BYTES);
-    cl_ring_open(&reader, memory, BYTES);
+    open_ends(memory, &writer, &reader);
     uint64_t written = 0, read = 0;
     struct sim_random random = sim_random_seeded(1, 0);
     while (read < 5000) {
@@ -87,8 +92,7 @@ TEST(test_an_entry_larger_than_the_rest_waits_for_room)
 {
     SCOPED_MEMORY *memory = shared_memory();
     struct cl_ring writer, reader;
-    cl_ring_open(&writer, memory, BYTES);
-    cl_ring_open(&reader, memory, BYTES);
+    open_ends(memory, &writer, &reader);
     static uint8_t payload[BYTES];
     struct cl_ring_entry entry = {.kind = CL_RING_EAGER, .length = BYTES / 2}, got;
     CHECK(cl_ring_write(&writer, &entry, payload, entry.length));
@@ -108,8 +112,7 @@ TEST(test_a_wrong_length_is_refused)
 {
     SCOPED_MEMORY *memory = shared_memory();
     struct cl_ring writer, reader;
-    cl_ring_open(&writer, memory, BYTES);
-    cl_ring_open(&reader, memory, BYTES);
+    open_ends(memory, &writer, &reader);
     struct cl_ring_entry entry = {.kind = CL_RING_EAGER, .length = 1000}, got;
     uint8_t payload[1000];
     CHECK(cl_ring_write(&writer, &entry, payload, 100));

@@ -1,5 +1,6 @@
 /* The wires: datagrams arrive whole and at their port, however the kernel batches them. */
 #include "tests/check.h"
+#include "tests/inbox.h"
 #include "tests/mem_wire.h"
 #include "wire/wire.h"
 
@@ -14,7 +15,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { DATAGRAM_BYTES = 1472, MANY = 200, PATIENCE_MS = 5000 };
+enum { DATAGRAM_BYTES = 1472, PATIENCE_MS = 5000 };
 
 #ifndef UDP_SEGMENT
 #define UDP_SEGMENT 103
@@ -24,26 +25,6 @@ enum { DATAGRAM_BYTES = 1472, MANY = 200, PATIENCE_MS = 5000 };
 #endif
 
 static const char *const LOCALHOST[] = {"127.0.0.1", "127.0.0.1"};
-
-struct inbox {
-    size_t count;
-    size_t lengths[2 * MANY];
-    uint8_t first[2 * MANY], last[2 * MANY];
-    bool congested[2 * MANY];
-    uint64_t received_us[2 * MANY];
-};
-
-static void keep(void *context, const uint8_t *bytes, size_t length, bool congested, uint64_t received_us)
-{
-    struct inbox *inbox = context;
-    if (inbox->count == 2 * MANY)
-        return;
-    inbox->received_us[inbox->count] = received_us;
-    inbox->lengths[inbox->count] = length;
-    inbox->congested[inbox->count] = congested;
-    inbox->first[inbox->count] = length > 0 ? bytes[0] : 0;
-    inbox->last[inbox->count++] = length > 0 ? bytes[length - 1] : 0;
-}
 
 static struct cl_wire *open_wire(const struct cl_wire_type *type, uint32_t ports, double loss)
 {
@@ -82,31 +63,6 @@ static void collect(const struct cl_wire_type *type, struct cl_wire *wire, uint3
     struct pollfd fd = {.fd = type->descriptor(wire, port), .events = POLLIN};
     while (inbox->count < count && poll(&fd, 1, PATIENCE_MS) == 1)
         type->receive(wire, port, keep, inbox);
-}
-
-static uint8_t payloads[MANY][DATAGRAM_BYTES];
-
-/* Datagram i: a head of 8 bytes that begin with i, and a payload that ends with i. */
-static struct cl_wire_datagram make(size_t i, uint32_t link, uint32_t payload_length)
-{
-    static uint8_t heads[MANY][8];
-    memset(heads[i], (int)(uint8_t)i, sizeof heads[i]);
-    memset(payloads[i], (int)(uint8_t)i, payload_length);
-    return (struct cl_wire_datagram){.link = link,
-                                     .head_length = sizeof heads[i],
-                                     .payload_length = payload_length,
-                                     .head = heads[i],
-                                     .payload = payloads[i]};
-}
-
-static void check_inbox(const struct inbox *inbox, const struct cl_wire_datagram *sent, size_t count)
-{
-    CHECK_EQ(inbox->count, count);
-    for (size_t i = 0; i < count && i < inbox->count; i++) {
-        CHECK_EQ(inbox->lengths[i], sent[i].head_length + sent[i].payload_length);
-        CHECK_EQ(inbox->first[i], sent[i].head[0]);
-        CHECK_EQ(inbox->last[i], sent[i].head[0]);
-    }
 }
 
 /* Runs of equal, shorter and longer datagrams, to one port. */

@@ -150,6 +150,40 @@ static inline void close_team(struct team *team)
 
 #define SCOPED_TEAM SCOPED(close_team) struct team
 
+/* ---- messages ---- */
+
+static inline cl_operation *start_send(struct team *team, uint32_t from, uint32_t to, uint32_t tag, const void *data,
+                                       uint64_t length, uint64_t timeout_us)
+{
+    cl_operation *operation = NULL;
+    struct cl_message_request request = {.rank = to,
+                                         .tag = tag,
+                                         .memory = (void *)(uintptr_t)data,
+                                         .length = length,
+                                         .priority = 4,
+                                         .timeout_us = timeout_us};
+    CHECK_EQ(cl_send(team->groups[from], &request, &operation), CL_OK);
+    return operation;
+}
+
+/* From UINT32_MAX: from any rank. */
+static inline cl_operation *start_receive(struct team *team, uint32_t at, uint32_t from, uint32_t tag, void *target,
+                                          uint64_t length, uint64_t timeout_us)
+{
+    cl_operation *operation = NULL;
+    struct cl_message_request request = {
+        .rank = from, .tag = tag, .memory = target, .length = length, .timeout_us = timeout_us};
+    CHECK_EQ(cl_receive(team->groups[at], &request, &operation), CL_OK);
+    return operation;
+}
+
+static inline int finish(cl_operation *operation)
+{
+    int status = cl_operation_wait(operation, 0);
+    cl_operation_release(operation);
+    return status;
+}
+
 /* ---- one rank's call, and many ---- */
 
 struct call {
