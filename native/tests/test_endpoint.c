@@ -23,17 +23,13 @@ static void all_to_all(struct network *network, uint32_t count, uint32_t length,
         for (uint32_t to = 0; to < hosts; to++)
             for (uint32_t index = 0; from != to && index < count; index++)
                 transfers[made++] = transfer_new(from, to, index, length + index);
-    for (uint32_t i = 0; i < total; i++) {
-        post_send(network, transfers[i], 1, 0);
-        post_receive(network, transfers[i], 1);
-    }
+    for (uint32_t i = 0; i < total; i++)
+        post(network, transfers[i], 1);
+
     uint64_t start_us = network_now_us(network);
     CHECK(network_run_completions(network, 2 * (hosts - 1) * count, start_us + limit_us));
     CHECK_EQ(network_failures(network), 0);
-    for (uint32_t i = 0; i < total; i++) {
-        CHECK(intact(transfers[i]));
-        transfer_free(transfers[i]);
-    }
+    finish_transfers(transfers, total);
     free(transfers);
 }
 
@@ -126,10 +122,7 @@ TEST(test_odd_lengths)
         post_receive(network, transfers[i], 1);
     }
     CHECK(network_run_completions(network, count, network_now_us(network) + SECOND_US));
-    for (uint32_t i = 0; i < count; i++) {
-        CHECK(intact(transfers[i]));
-        transfer_free(transfers[i]);
-    }
+    finish_transfers(transfers, count);
 }
 
 /* A message whose very last packet is lost is whole within milliseconds, not after some long timeout. */
@@ -160,8 +153,7 @@ TEST(test_a_receiver_knows_how_many_packets_it_lacks)
     struct transfer *transfers[MESSAGES];
     for (uint32_t i = 0; i < MESSAGES; i++) {
         transfers[i] = transfer_new(0, 1, i, PACKETS * receiver->payload_bytes);
-        post_receive(network, transfers[i], 1);
-        post_send(network, transfers[i], 1, 0);
+        post(network, transfers[i], 1);
     }
     CHECK_EQ(cl_endpoint_lacking(receiver), UINT64_MAX); /* no packet has come */
     uint64_t before = MESSAGES * PACKETS, asked = 0;
@@ -174,10 +166,7 @@ TEST(test_a_receiver_knows_how_many_packets_it_lacks)
         }
         now_us += 200;
     }
-    for (uint32_t i = 0; i < MESSAGES; i++) {
-        CHECK(intact(transfers[i]));
-        transfer_free(transfers[i]);
-    }
+    finish_transfers(transfers, MESSAGES);
     CHECK(asked > MESSAGES * PACKETS / 4);
     CHECK_EQ(before, 0);
     CHECK_EQ(cl_endpoint_lacking(receiver), UINT64_MAX);
@@ -189,8 +178,7 @@ TEST(test_a_receive_that_has_failed_lacks_nothing)
     SCOPED_NETWORK *network = network_new(2, 1, 100, 150, ROOM, 30);
     struct cl_endpoint *receiver = network->hosts[1].endpoint;
     SCOPED_TRANSFER *t = transfer_new(0, 1, 0, 50 * receiver->payload_bytes);
-    post_receive(network, t, 1);
-    post_send(network, t, 1, 0);
+    post(network, t, 1);
     network_run_until(network, network_now_us(network) + 2000);
     CHECK(receiver->peers.list[0]->lacking > 0);
     CHECK(receiver->peers.list[0]->lacking < 50);
@@ -230,10 +218,8 @@ TEST(test_late_receiver)
         post_receive(network, transfers[from], 1);
     network_run_until(network, network_now_us(network) + 1);
     CHECK_EQ(network->hosts[2].completed, 2);
-    CHECK(intact(transfers[0]) && intact(transfers[1]));
     CHECK_EQ(late->packets_unexpected_dropped, 0);
-    transfer_free(transfers[0]);
-    transfer_free(transfers[1]);
+    finish_transfers(transfers, 2);
 }
 
 /* The same with room for 20 packets only: the senders stop, and go on as soon as the receives are posted. */
@@ -255,10 +241,7 @@ TEST(test_little_room_for_unexpected)
         post_receive(network, transfers[i], 1);
     uint64_t posted_us = network_now_us(network);
     CHECK(network_run_completions(network, MESSAGES, posted_us + 110000)); /* 2 MB at 200 Mbit/s take 85 ms */
-    for (uint32_t i = 0; i < 2 * MESSAGES; i++) {
-        CHECK(intact(transfers[i]));
-        transfer_free(transfers[i]);
-    }
+    finish_transfers(transfers, 2 * MESSAGES);
 }
 
 /* No room at all, receives posted one by one, loss: refusals, READYs and data get lost and overtake each other. */
@@ -280,10 +263,7 @@ TEST(test_no_room_for_unexpected_with_loss)
     CHECK(network_run_completions(network, MESSAGES, start_us + SECOND_US));
     CHECK(explained(network, 0).retransmitted_refused > 0);
     CHECK(explained(network, 0).retransmitted_lost > 0);
-    for (uint32_t i = 0; i < MESSAGES; i++) {
-        CHECK(intact(transfers[i]));
-        transfer_free(transfers[i]);
-    }
+    finish_transfers(transfers, MESSAGES);
 }
 
 static void run_mismatch(uint32_t sent_length, uint32_t received_length, double loss)
@@ -295,8 +275,7 @@ static void run_mismatch(uint32_t sent_length, uint32_t received_length, double 
     post_send(network, t, 1, 0);
     t->length = received_length;
     post_receive(network, t, 1);
-    post_send(network, other, 1, 0);
-    post_receive(network, other, 1);
+    post(network, other, 1);
     CHECK(network_run_completions(network, 2, network_now_us(network) + 200000));
     CHECK_EQ(network->hosts[0].failed, 1);
     CHECK_EQ(network->hosts[1].failed, 1);
@@ -317,14 +296,12 @@ TEST(test_cancel)
 {
     SCOPED_NETWORK *network = network_new(2, 1, 200, 150, ROOM, 18);
     SCOPED_TRANSFER *t = transfer_new(0, 1, 0, 1 << 20), *next = transfer_new(0, 1, 0, 5000);
-    post_send(network, t, 1, 0);
-    post_receive(network, t, 1);
+    post(network, t, 1);
     network_run_until(network, network_now_us(network) + 5000);
     cl_endpoint_cancel(network->hosts[1].endpoint, 9, 1); /* the sender goes on for a while */
     network_run_until(network, network_now_us(network) + 2000);
     cl_endpoint_cancel(network->hosts[0].endpoint, 9, 1);
-    post_send(network, next, 2, 0);
-    post_receive(network, next, 2);
+    post(network, next, 2);
     CHECK(network_run_completions(network, 1, network_now_us(network) + 100000));
     CHECK_EQ(network->hosts[1].completed, 1);
     CHECK(intact(next));
@@ -447,8 +424,7 @@ TEST(test_mutated_packets)
     SCOPED_NETWORK *network = network_new(3, 2, 200, 150, 100000, 23);
     network_set_noise(network, (struct sim_noise){.loss = 0.02});
     SCOPED_TRANSFER *t = transfer_new(0, 1, 0, 1 << 20), *back = transfer_new(1, 0, 0, 1 << 20);
-    post_send(network, t, 1, 0);
-    post_receive(network, t, 1);
+    post(network, t, 1);
     post_send(network, back, 1, 0); /* never received: unexpected packets, refusals, READYs */
     network->meddle = mutate;
     network_run_until(network, network_now_us(network) + 300000);

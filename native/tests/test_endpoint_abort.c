@@ -20,8 +20,7 @@ TEST(test_abort)
     }
     SCOPED_TRANSFER *waits = transfer_new(0, 1, 0, 1000), *sends = transfer_new(1, 2, 0, 1 << 20);
     post_receive(network, waits, 1);
-    post_send(network, sends, 1, 0);
-    post_receive(network, sends, 1);
+    post(network, sends, 1);
     network_run_until(network, network_now_us(network) + 5000);
     static const uint16_t PEERS[] = {1, 2};
     cl_endpoint_abort(network->hosts[0].endpoint, 9, PEERS, 2, CL_ETIMEDOUT, 7);
@@ -51,8 +50,7 @@ TEST(test_abort_reaches_a_lost_peer)
     SCOPED_TRANSFER *there = transfer_new(0, 1, 0, 1000), *back = transfer_new(1, 0, 0, 1000);
     network_egress(network, 1, 0)->down = 1;
     post_send(network, there, 1, 0);
-    post_receive(network, back, 1);
-    post_send(network, back, 1, 0);
+    post(network, back, 1);
     network_run_until(network, network_now_us(network) + 3400000);
     CHECK(!network_sees(network, 0, 1));
     CHECK(network_sees(network, 1, 0));

@@ -20,8 +20,7 @@ TEST(test_path_death)
 {
     SCOPED_NETWORK *network = network_new(2, 2, 200, 150, ROOM, 11);
     SCOPED_TRANSFER *t = transfer_new(0, 1, 0, 8 << 20);
-    post_receive(network, t, 1);
-    post_send(network, t, 1, 0);
+    post(network, t, 1);
     uint64_t start_us = network_now_us(network);
     CHECK_EQ(path_stats(network, 1).heard_us, 0);
     network_run_until(network, start_us + 50000);
@@ -40,8 +39,7 @@ TEST(test_path_death)
     network_run_until(network, network_now_us(network) + 200000);
     uint64_t probes = packets_sent(network, 1);
     SCOPED_TRANSFER *second = transfer_new(0, 1, 1, 1 << 20);
-    post_receive(network, second, 1);
-    post_send(network, second, 1, 0);
+    post(network, second, 1);
     CHECK(network_run_completions(network, 2, network_now_us(network) + 100000));
     CHECK(packets_sent(network, 1) > probes + 165); /* what the link carries in 10 ms; all of it is 733 packets */
 }
@@ -51,8 +49,7 @@ TEST(test_paths_tell_the_capacity_of_their_interface)
 {
     SCOPED_NETWORK *network = network_new(2, 2, 200, 150, ROOM, 11);
     SCOPED_TRANSFER *t = transfer_new(0, 1, 0, 8 << 20);
-    post_receive(network, t, 1);
-    post_send(network, t, 1, 0);
+    post(network, t, 1);
     CHECK(network_run_completions(network, 1, network_now_us(network) + SECOND_US));
     uint64_t carried = 0;
     for (uint32_t path = 0; path < 2; path++) {
@@ -71,14 +68,12 @@ TEST(test_path_with_long_round_trip_revives)
     SCOPED_TRANSFER *first = transfer_new(0, 1, 0, 1 << 20), *second = transfer_new(0, 1, 1, 1 << 20);
     network_run_until(network, network_now_us(network) + 200000);
     network_egress(network, 0, 1)->down = 1;
-    post_receive(network, first, 1);
-    post_send(network, first, 1, 0);
+    post(network, first, 1);
     CHECK(network_run_completions(network, 1, network_now_us(network) + 2 * SECOND_US));
     network_egress(network, 0, 1)->down = 0;
     network_run_until(network, network_now_us(network) + SECOND_US);
     network_egress(network, 0, 0)->down = 1;
-    post_receive(network, second, 1);
-    post_send(network, second, 1, 0);
+    post(network, second, 1);
     CHECK(network_run_completions(network, 2, network_now_us(network) + 3 * SECOND_US));
     CHECK(intact(second));
 }
@@ -92,8 +87,7 @@ TEST(test_path_death_with_everything_on_it)
         network_run_until(network, network_now_us(network) + 20000);
         SCOPED_TRANSFER *t = transfer_new(0, 1, 0, 100);
         network_egress(network, 0, path)->down = 1;
-        post_receive(network, t, 1);
-        post_send(network, t, 1, 0);
+        post(network, t, 1);
         CHECK(network_run_completions(network, 1, network_now_us(network) + 100000));
         CHECK(intact(t));
     }
@@ -203,8 +197,7 @@ TEST(test_no_mtu_black_hole)
     for (uint32_t i = 20; i < 40; i++) {
         SCOPED_TRANSFER *t = transfer_new(0, 1, i, 300000);
         uint32_t done = network->hosts[1].completed + 1;
-        post_receive(network, t, 1);
-        post_send(network, t, 1, 0);
+        post(network, t, 1);
         network_run_until(network, network_now_us(network) + 3000);
         network_egress(network, 0, 0)->down = 1;
         network_run_until(network, network_now_us(network) + i * 10000);

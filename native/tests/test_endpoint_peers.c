@@ -28,8 +28,7 @@ TEST(test_peer_death)
              CL_EPEERLOST);
     /* silence was not for lack of trying, but not a flood either */
     CHECK(cl_endpoint_stats(network->hosts[0].endpoint)->packets_sent < 250);
-    post_receive(network, alive, 3);
-    post_send(network, alive, 3, 0);
+    post(network, alive, 3);
     CHECK(network_run_completions(network, 1, network_now_us(network) + 10000));
 }
 
@@ -57,8 +56,7 @@ TEST(test_idle_peers_are_not_asked)
     SCOPED_TRANSFER *t = transfer_new(0, 1, 0, 1 << 20), *later = transfer_new(0, 1, 1, 1 << 20);
     network_run_until(network, network_now_us(network) + 20000);
     network_egress(network, 0, 1)->down = 1;
-    post_receive(network, t, 1);
-    post_send(network, t, 1, 0);
+    post(network, t, 1);
     network_run_until(network, network_now_us(network) + 5 * SECOND_US);
     CHECK_EQ(network->hosts[1].completed, 1);
     CHECK(cl_peer_list_find(&network->hosts[0].endpoint->peers, 1)->paths[1].dead);
@@ -71,8 +69,7 @@ TEST(test_idle_peers_are_not_asked)
 
     /* and all goes on as before */
     network_egress(network, 0, 1)->down = 0;
-    post_receive(network, later, 1);
-    post_send(network, later, 1, 0);
+    post(network, later, 1);
     network_run_until(network, network_now_us(network) + SECOND_US);
     CHECK_EQ(network->hosts[1].completed, 2);
     CHECK(intact(later));
@@ -190,10 +187,8 @@ TEST(test_a_key_of_two_alone)
     CHECK_EQ(cl_endpoint_key_peer(network->hosts[0].endpoint, 7, KEYS[0]), CL_EINVAL);
     CHECK_EQ(cl_endpoint_key_peer(network->hosts[0].endpoint, 1, KEYS[0]), CL_OK);
     CHECK_EQ(cl_endpoint_key_peer(network->hosts[1].endpoint, 0, KEYS[0]), CL_OK);
-    post_send(network, paired, 1, 0);
-    post_receive(network, paired, 1);
-    post_send(network, other, 1, 0);
-    post_receive(network, other, 1);
+    post(network, paired, 1);
+    post(network, other, 1);
     network_run_until(network, network_now_us(network) + 100000);
     for (uint32_t i = 0; i < 3; i++)
         CHECK_EQ(cl_endpoint_stats(network->hosts[i].endpoint)->packets_forged, 0);

@@ -21,10 +21,8 @@ static struct network *one_is_lost(uint16_t paths)
 {
     struct network *network = network_new(2, paths, 200, 150, ROOM, 31);
     SCOPED_TRANSFER *there = transfer_new(0, 1, 0, 300000), *back = transfer_new(1, 0, 0, 300000);
-    post_send(network, there, 1, 0);
-    post_receive(network, there, 1);
-    post_send(network, back, 1, 0);
-    post_receive(network, back, 1);
+    post(network, there, 1);
+    post(network, back, 1);
     CHECK(network_run_completions(network, 2, network_now_us(network) + SECOND_US));
     SCOPED_TRANSFER *waited_for = transfer_new(1, 0, 0, 1000);
     post_receive(network, waited_for, 2);

@@ -61,9 +61,25 @@ static inline void post_receive(struct network *network, struct transfer *t, uin
     network_wake(network, t->to);
 }
 
+/* Both ends of a transfer. */
+static inline void post(struct network *network, struct transfer *t, uint32_t sequence)
+{
+    post_receive(network, t, sequence);
+    post_send(network, t, sequence, 0);
+}
+
 static inline bool intact(const struct transfer *t)
 {
     return memcmp(t->sent, t->received, t->length) == 0;
+}
+
+/* All have arrived whole. */
+static inline void finish_transfers(struct transfer *const *transfers, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        CHECK(intact(transfers[i]));
+        transfer_free(transfers[i]);
+    }
 }
 
 static inline uint64_t network_failures(const struct network *network)
