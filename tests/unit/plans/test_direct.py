@@ -6,13 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commlayer.plans import direct
-from commlayer.plans.hierarchical import Hosts
 from commlayer.plans.plan import StepKind
-from commlayer.plans.select import plan_for
 from commlayer.plans.settings import Settings
-from commlayer.transport.base import Op
-from tests.unit.plans import interpreter
-from tests.unit.plans.conformance import TENSORS, barrier_holds, conform, conform_all, data, outcomes, weights
+from tests.unit.plans.conformance import TENSORS, barrier_holds, conform, conform_all, outcomes, weights
 
 WORLDS = (2, 3, 4, 9)
 
@@ -48,34 +44,6 @@ def test_deterministic_results_do_not_depend_on_timing() -> None:
     assert outcomes(lambda r: direct.exchange(r, 5, 100, 4, 1), 5, 100) == 1
     s = Settings(segment_bytes=1 << 20, deterministic=True)
     assert outcomes(lambda r: direct.reduce(r, 5, 5000, 4, 1, 0, s), 5, 5000) == 1
-
-
-@given(
-    hosts=st.sampled_from((((0,), (1,), (2,), (3,), (4,)), ((0,), (1,), (2,)), ((0, 3), (1,), (2, 4)))),
-    dtype=st.sampled_from(("f4", "f8")),
-    average=st.booleans(),
-    numel=st.integers(1, 400),
-    seed=st.integers(0, 1 << 20),
-    chance=st.data(),
-)
-def test_deterministic_bits_do_not_depend_on_the_shares(
-    hosts: Hosts, dtype: str, average: bool, numel: int, seed: int, chance: st.DataObject
-) -> None:
-    world = sum(map(len, hosts))
-
-    def result(shares: tuple[int, ...], order: int) -> bytes:
-        s = Settings(deterministic=True, segment_bytes=300, exchange_limit_bytes=0, weights=shares)
-        itemsize = int(dtype[1])
-        plans = [
-            plan_for("all_reduce", rank=rank, hosts=hosts, numel=numel, itemsize=itemsize, average=average, settings=s)
-            for rank in range(world)
-        ]
-        replicas = data(world, numel, Op.SUM, dtype, seed)
-        interpreter.run(plans, replicas, replicas, Op.SUM, seed=order)
-        return replicas[-1].tobytes()
-
-    shares = chance.draw(weights(len(hosts)))
-    assert result(shares, seed) == result((), seed + 1)
 
 
 @pytest.mark.parametrize("n", WORLDS)

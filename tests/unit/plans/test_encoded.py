@@ -216,8 +216,8 @@ def test_sum_is_within_the_codecs_errors_and_equal_everywhere(
     if numel:
         largest = max(float(np.abs(each).max()) for each in inputs) * world / (world if average else 1)
         assert np.abs(outputs[0] - exact).max() <= 1.02 * largest * (STEPS[pair[0]] + STEPS[pair[1]]) + 1e-6
-    for each in outputs[1:]:
-        assert np.array_equal(each, outputs[0])
+    for output in outputs[1:]:
+        assert np.array_equal(output, outputs[0])
 
 
 @given(
@@ -276,8 +276,8 @@ def test_lost_contributions_are_reported_where_they_stood_in_the_input(seed: int
     for rank, ranges in enumerate(missing):
         for offset, length in ranges:
             expected[offset // 4 : (offset + length) // 4] -= inputs[rank][offset // 4 : (offset + length) // 4]
-    for each in outputs:
-        assert np.array_equal(each, expected)
+    for output in outputs:
+        assert np.array_equal(output, expected)
 
 
 def test_a_coder_that_is_missing_is_named() -> None:

@@ -100,9 +100,10 @@ def test_plans_are_cached() -> None:
 
 @given(
     hosts=st.sampled_from(
-        (ONE_HOST, ((0, 1, 2, 3, 4),), FLAT, MIXED, ((0, 2, 4), (1, 3)), ((0, 1, 2, 3), (4, 5, 6), (7, 8, 9)))
+        (ONE_HOST, FLAT, MIXED, ((0, 1, 2, 3, 4),), ((0, 3), (1,), (2, 4)), ((0, 1, 2, 3), (4, 5, 6), (7, 8, 9)))
     ),
     numel=st.integers(1, 3000),
+    dtype=st.sampled_from(("f4", "f8")),
     average=st.booleans(),
     fields=st.fixed_dictionaries(
         {
@@ -116,18 +117,20 @@ def test_plans_are_cached() -> None:
     seed=st.integers(0, 1 << 20),
 )
 def test_deterministic_sums_are_made_in_the_order_of_the_ranks_and_hosts(
-    hosts: Hosts, numel: int, average: bool, fields: dict[str, Any], shares: st.DataObject, seed: int
+    hosts: Hosts, numel: int, dtype: str, average: bool, fields: dict[str, Any], shares: st.DataObject, seed: int
 ) -> None:
     """So they depend on nothing else: neither on the length of a bucket nor on who owns a range."""
-    world = sum(map(len, hosts))
+    world, itemsize = sum(map(len, hosts)), int(dtype[1])
     settings = Settings(deterministic=True, weights=shares.draw(weights(len(hosts))), **fields)
-    replicas = data(world, numel, Op.SUM, "f4", seed)
+    replicas = data(world, numel, Op.SUM, dtype, seed)
     sums = [functools.reduce(np.add, (replicas[rank] for rank in host)) for host in hosts]
     expected = functools.reduce(np.add, sums)
     if average:
-        expected = expected / np.float32(world)
+        expected = expected / np.dtype(dtype).type(world)
     plans = [
-        plan_for("all_reduce", rank=rank, hosts=hosts, numel=numel, itemsize=4, average=average, settings=settings)
+        plan_for(
+            "all_reduce", rank=rank, hosts=hosts, numel=numel, itemsize=itemsize, average=average, settings=settings
+        )
         for rank in range(world)
     ]
     interpreter.run(plans, replicas, replicas, Op.SUM, seed=seed)
