@@ -17,6 +17,7 @@ from commlayer.tools.emulate import namespace, tcp
 from commlayer.tools.emulate.check import Figure
 from commlayer.tools.emulate.link import Link
 from commlayer.tools.emulate.scenario import Scenario
+from tests.unit.test_json_output import commands
 
 RUNNER = CliRunner()
 
@@ -47,39 +48,20 @@ def test_version_names_the_packages_and_python() -> None:
     assert result.exit_code == 0
 
 
-COMMANDS = (
-    "",
-    "bench",
-    "check",
-    "config",
-    "ctl",
-    "dissect",
-    "emulate",
-    "headroom",
-    "probe",
-    "top",
-    "trace",
-    "tune",
-)
-
-
 def test_every_command_says_what_it_does() -> None:
     group: Any = get_command(cli.app)
     assert "bench" in group.commands
     assert [name for name, each in group.commands.items() if not each.get_short_help_str()] == []
 
 
-@pytest.mark.parametrize("command", [name for name in COMMANDS if name])
-def test_help_has_every_word_of_its_text(command: str) -> None:
+@pytest.mark.parametrize(("name", "command"), commands().items())
+def test_help_has_every_word_of_its_text(name: str, command: Any) -> None:
     """Words in square brackets vanish where Rich takes them for markup."""
-    found: Any = get_command(cli.app)
-    for name in command.split():
-        found = found.commands[name]
-    shown = RUNNER.invoke(cli.app, [*command.split(), "--help"]).output.split()
-    assert [word for word in (found.help or "").split() if word not in shown] == []
+    shown = RUNNER.invoke(cli.app, [*name.split(), "--help"]).output.split()
+    assert [word for word in (command.help or "").split() if word not in shown] == []
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", ["", "bench", *commands()])
 def test_every_command_has_both_flags_of_help(command: str) -> None:
     short, long = (RUNNER.invoke(cli.app, [*command.split(), flag]) for flag in ("-h", "--help"))
     assert short.exit_code == long.exit_code == 0

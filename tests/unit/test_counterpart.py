@@ -85,20 +85,35 @@ def test_a_send_names_the_rank_that_does_not_receive(job: list[Rank], caplog: py
     assert text.startswith(told + "called the matching receive; its main thread is in ")
 
 
-def test_if_the_other_rank_has_called_it_the_network_is_slow(job: list[Rank], caplog: pytest.LogCaptureFixture) -> None:
-    job[0].call("receive", 1)
-    job[1].call("send", 0, ago_s=3)
-    told = (
-        "rank 11 on host1 has waited 3 s in send 1 of float32 [4] to rank 10, tag 7: the data is on its way; see the "
-    )
-    assert asked(job, caplog).startswith(WAITS + told)
+THE_OTHER = {
+    "has called it": (
+        [("send", 0, {"ago_s": 3})],
+        " has waited 3 s in send 1 of float32 [4] to rank 10, tag 7: the data",
+    ),
+    "receives, too": (
+        [("receive", 0, {})],
+        NOT_CALLED + "it waits in receive 1 of float32 [4] from rank 10, tag 7; its",
+    ),
+    "has sent with another tag": (
+        [("send", 0, {"tag": 8, "ended": True})],
+        NOT_CALLED
+        + "its latest send of the two ranks is send 1 of float32 [4] to rank 10, tag 8; its main thread is in ",
+    ),
+    "has sent it to another receive": (
+        [("send", 0, {"ended": True})],
+        WAITS + "the matching send of rank 11 on host1 has ended: has a receive from any rank taken the message?",
+    ),
+}
 
 
-def test_two_ranks_that_receive_from_each_other(job: list[Rank], caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(("calls", "told"), THE_OTHER.values(), ids=THE_OTHER)
+def test_the_other_rank_is_told(job: list[Rank], caplog: pytest.LogCaptureFixture, calls: Any, told: str) -> None:
     job[0].call("receive", 1)
-    job[1].call("receive", 0)
-    told = "it waits in receive 1 of float32 [4] from rank 10, tag 7; its main thread is in "
-    assert asked(job, caplog).startswith(NOT_CALLED + told)
+    for name, other, how in calls:
+        job[1].call(name, other, **how)
+    text = asked(job, caplog)
+    assert text.startswith(WAITS)
+    assert told in text
 
 
 def test_a_rank_that_waits_in_a_collective_instead(job: list[Rank], caplog: pytest.LogCaptureFixture) -> None:
@@ -109,26 +124,12 @@ def test_a_rank_that_waits_in_a_collective_instead(job: list[Rank], caplog: pyte
     assert asked(job, caplog).startswith(NOT_CALLED + "it waits in barrier 1; its main thread is in ")
 
 
-def test_another_tag_is_told(job: list[Rank], caplog: pytest.LogCaptureFixture) -> None:
-    job[0].call("receive", 1)
-    job[1].call("send", 0, tag=8, ended=True)
-    told = "its latest send of the two ranks is send 1 of float32 [4] to rank 10, tag 8; its main thread is in "
-    assert asked(job, caplog).startswith(NOT_CALLED + told)
-
-
 def test_messages_match_in_the_order_of_the_calls(job: list[Rank], caplog: pytest.LogCaptureFixture) -> None:
     job[0].call("receive", 1, ended=True)
     job[0].call("receive", 1)
     job[1].call("send", 0, ended=True)
     job[1].call("send", 2)
     assert "rank 11 on host1 has not called the matching send; it waits in send 2 of" in asked(job, caplog)
-
-
-def test_a_message_that_another_receive_took(job: list[Rank], caplog: pytest.LogCaptureFixture) -> None:
-    job[0].call("receive", 1)
-    job[1].call("send", 0, ended=True)
-    told = "the matching send of rank 11 on host1 has ended: has a receive from any rank taken the message?"
-    assert asked(job, caplog) == WAITS + told
 
 
 def test_a_receive_from_any_rank_matches(job: list[Rank], caplog: pytest.LogCaptureFixture) -> None:
