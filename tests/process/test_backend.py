@@ -1,7 +1,6 @@
 """The process group on a transport without an engine: its own operations, and those that fall through to gloo."""
 
 import gc
-import re
 import threading
 import time
 import weakref
@@ -17,7 +16,6 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import commlayer
 from commlayer.frontend.group.backend import CommProcessGroup
-from commlayer.transport.bootstrap import Rendezvous
 from tests import conformance, fake_transport, ranks
 from tests.fake_transport import on_fake
 
@@ -43,9 +41,8 @@ def called() -> list[str]:
 
 
 def _conformance(rank: int, size: int) -> None:
-    for case in conformance.cases(5000):
-        conformance.check(case)
-        conformance.check(case, async_op=True)
+    for number, case in enumerate(conformance.cases(5000)):
+        conformance.check(case, async_op=number % 2 == 1)  # test_backend_native.py has the others
         assert called() or case.numel == 0 or size == 1, case
 
 
@@ -138,8 +135,9 @@ def test_other_operations_fall_through_to_gloo(rank: int, size: int) -> None:
     dist.all_reduce(sparse)
     assert torch.equal(sparse.to_dense(), torch.eye(3) * size)
     assert called() == []
-    group = world()
-    group.monitored_barrier(timedelta(seconds=20))
+    world().monitored_barrier(timedelta(seconds=20))
+    with pytest.raises(ValueError, match="only implemented for GLOO"):
+        dist.monitored_barrier()  # torch asks for the backend's name: the group's own method is the way
     assert called() == []
 
 
@@ -331,16 +329,3 @@ def test_abort_fails_later_operations(rank: int, size: int) -> None:
     world().abort()
     with pytest.raises(commlayer.CommError, match=f"rank {rank} aborted"):
         dist.all_reduce(torch.ones(1))
-
-
-@ranks.on(3)
-def test_the_rendezvous_names_the_ranks_that_did_not_come(rank: int, size: int) -> None:
-    if rank == 1:
-        return
-    late = "rank(s) 5 did not reach step 'describe' of the start within 1 s"
-    says = "^" + re.escape(f"rank 4 of group 'pair': {late}") if rank == 0 else ""
-    rendezvous = Rendezvous(ranks.store(), "pair", rank, size, timedelta(seconds=1), [4, 5, 6])
-    if rank == 0:
-        rendezvous.store.wait(["0/2"])  # the value of rank 2: on a busy machine it may come after more than a second
-    with pytest.raises(commlayer.OperationTimeoutError, match=says):
-        rendezvous.exchange("describe", b"x")

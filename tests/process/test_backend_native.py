@@ -11,7 +11,6 @@ import torch
 import torch.distributed as dist
 
 import commlayer
-from commlayer.frontend.group.backend import CommProcessGroup
 from tests import conformance, ranks
 
 
@@ -128,19 +127,6 @@ def test_a_wait_that_ends_early_leaves_the_operation_alone(rank: int, size: int)
     assert work.is_success()
     assert tensor.tolist() == [2.0] * 3
     dist.barrier()
-
-
-@ranks.WIRES
-@ranks.on(3, environ="wire")
-def test_an_abort_reaches_every_rank(rank: int, size: int) -> None:
-    ranks.init(rank, size)
-    group: Any = dist.group.WORLD
-    assert isinstance(group, CommProcessGroup)
-    if rank == 1:
-        time.sleep(0.2)
-        group.abort()
-    with pytest.raises(commlayer.AbortedError, match=f"rank {rank} of group '0'"):
-        dist.all_reduce(torch.ones(10))
 
 
 def _without_destroy(rank: int, size: int) -> None:

@@ -146,20 +146,9 @@ def test_ranks_with_different_codecs_are_told(rank: int, size: int, codecs: tupl
         step_of(model, directions(rank, 0))
 
 
-@pytest.mark.parametrize(
-    ("fields", "match"),
-    [
-        ({"codec": "int3"}, r"Policy\(codec='int3'\): use one of none, f16"),
-        ({"codec": "int8", "algorithm": "ring"}, r"Policy\(codec='int8', algorithm='ring'\): a ring"),
-        ({"residual": "f64"}, r"Policy\(residual='f64'\)"),
-    ],
-)
-def test_bad_policies_are_refused_by_name(fields: dict[str, Any], match: str) -> None:
-    with pytest.raises(commlayer.ConfigError, match=match):
-        commlayer.Policy(**fields)
-
-
 def test_codecs_belong_to_hooks() -> None:
+    with pytest.raises(commlayer.ConfigError, match=r"Policy\(codec='int8', algorithm='ring'\): a ring"):
+        commlayer.Policy(codec="int8", algorithm="ring")
     with pytest.raises(commlayer.ConfigError, match=r"codec='int8'.*would round counters and metrics, too.*HookState"):
         commlayer.Options(commlayer.Policy(codec="int8"))
 

@@ -52,6 +52,7 @@ def test_an_abort_is_told_on_all_ranks(rank: int, size: int) -> None:
     if rank == 1:
         group.abort()
     error = error_of(commlayer.AbortedError, lambda: dist.all_reduce(torch.ones(5)))
+    assert f"rank {rank} of group '0'" in str(error)
     assert ("aborted by this rank" if rank == 1 else "rank 1 aborted its process group") in str(error)
     assert error.culprit == 1
     ranks.store().set(f"told {rank}", "1")

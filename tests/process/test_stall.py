@@ -36,11 +36,9 @@ class Warnings(logging.StreamHandler[io.StringIO]):
 
 
 def read_checkpoint(meeting: dist.Store, warning: Sequence[int]) -> None:
-    """Waits until these ranks have warned."""
-    if warning:
-        meeting.wait([f"rank {rank} has warned" for rank in warning])
-    else:
-        time.sleep(3.0)
+    """Waits until these ranks have warned, or a while."""
+    meeting.wait([f"rank {rank} has warned" for rank in warning])
+    time.sleep(0.0 if warning else 1.0)
 
 
 def rank_1_is_late(rank: int, size: int, warning: Sequence[int]) -> str:

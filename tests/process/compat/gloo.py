@@ -41,12 +41,12 @@ def assert_same(results: Any, expected: Any) -> None:
 def _on(rank: int, size: int, backend: str, body: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     ranks.init(rank, size, backend)
     torch.manual_seed(7)
-    result = tree_map(_plain, body(rank, size, *args))
+    result = tree_map(plain, body(rank, size, *args))
     dist.barrier()
     dist.destroy_process_group()
     return result
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """A value for a pipe: a tensor would share its memory with a process that has ended."""
     return value.detach().float().tolist() if isinstance(value, torch.Tensor) else value

@@ -140,7 +140,7 @@ def differentiable_collectives(rank: int) -> Any:
         *differentiable.all_to_all([torch.empty(4) for _ in range(SIZE)], parts),
         differentiable.all_to_all_single(torch.empty(8), x * 5),
     ]
-    torch.stack([(each * each).sum() for each in outputs]).sum().backward()
+    torch.stack([(output * output).sum() for output in outputs]).sum().backward()
     return [outputs, x.grad]
 
 

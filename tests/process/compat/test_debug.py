@@ -1,7 +1,6 @@
-"""Means of torch to find a fault: monitored barriers, and checks of every collective in debug mode."""
+"""Means of torch to find a fault: checks of every collective in debug mode."""
 
 import re
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -11,26 +10,6 @@ import torch.distributed as dist
 from tests import ranks
 from tests.process.compat.gloo import assert_same
 from tests.process.compat.test_ddp import Net, train
-
-
-def _monitored(rank: int, size: int) -> str:
-    ranks.init(rank, size)
-    group: Any = dist.group.WORLD
-    group.monitored_barrier(timedelta(seconds=20))
-    with pytest.raises(ValueError, match="only implemented for GLOO"):
-        dist.monitored_barrier()  # torch asks for the backend's name: the group's own method is the way
-    if rank == 1:
-        ranks.store().wait(["named"])
-        return ""
-    with pytest.raises(RuntimeError) as caught:
-        group.monitored_barrier(timedelta(seconds=1), wait_all_ranks=True)
-    if rank == 0:
-        ranks.store().set("named", "1")
-    return str(caught.value)
-
-
-def test_monitored_barrier_names_the_missing_rank() -> None:
-    assert "monitored_barrier: rank(s) 1 did not call it within 1 s" in ranks.run(_monitored, 2)[0]
 
 
 def _detail(rank: int, size: int, backend: str) -> Any:

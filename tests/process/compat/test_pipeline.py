@@ -47,7 +47,7 @@ def _pipeline(rank: int, size: int, name: str) -> Any:
 SCHEDULES = (ScheduleGPipe, Schedule1F1B, ScheduleInterleaved1F1B, ScheduleInterleavedZeroBubble)
 
 
-@pytest.mark.parametrize("name", [each.__name__ for each in SCHEDULES])
+@pytest.mark.parametrize("name", [schedule.__name__ for schedule in SCHEDULES])
 def test_schedule(name: str) -> None:
     same_as_gloo(_pipeline, 2, name)
 

@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from tests import ranks
 from tests.pipelines import HAS_V
 from tests.process.compat import data_paths, tensor_paths
-from tests.process.compat.gloo import assert_same
+from tests.process.compat.gloo import assert_same, plain
 
 pytestmark = pytest.mark.timeout(300)  # of the first test, which runs all cases; on a busy machine
 
@@ -61,11 +60,6 @@ def run_all(rank: int, size: int, backend: str) -> dict[str, Any]:
             found[case.__name__] = traceback.format_exc()
             break  # the other rank may be anywhere
     return found
-
-
-def plain(value: Any) -> Any:
-    """A value for a pipe: a tensor would share its memory with a process that has ended."""
-    return value.detach().float().tolist() if isinstance(value, Tensor) else value
 
 
 @pytest.fixture(scope="module")
