@@ -78,7 +78,7 @@ def _begin(rank: int, size: int, began: Path) -> None:
 
 def _lives(rank: int, size: int, began: Path, numel: int) -> Seen:
     _begin(rank, size, began)
-    return watch(lambda: reduce(numel), 4.0)
+    return watch(lambda: reduce(numel), 2.5)
 
 
 @pytest.mark.parametrize("numel", [1000, 1 << 20], ids=["4 KB", "4 MiB"])
