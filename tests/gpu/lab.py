@@ -108,7 +108,7 @@ class FakeGpu(Lab):
             made.devices = Devices(made, "commlayer", dist.HashStore(), timedelta(seconds=30), pinned=copies)
 
     def hook(self, hook: Callable[..., Any]) -> Callable[..., Any]:
-        # It has no annotations: DDP checks them, and would find strings here.
+        # A lambda has no annotations, which DDP would check.
         return lambda state, bucket: (self.cuda.adopt(bucket.buffer()), hook(state, bucket))[1]
 
     def order(self) -> None:

@@ -33,7 +33,7 @@ def test_virtual_hook_has_the_bits_of_the_network(rank: int, size: int, codec: A
         return commlayer.allreduce_hook(state, bucket)
 
     model = DistributedDataParallel(plain, find_unused_parameters=True)  # keeps the buckets of the first step
-    model.register_comm_hook(state, lambda state, bucket: hook(state, bucket))  # DDP refuses annotations as strings
+    model.register_comm_hook(state, hook)
     virtual = None
     for step in range(STEPS):
         text = torch.randint(256, (2, 33), generator=torch.Generator().manual_seed(10 * step + rank))
@@ -41,8 +41,8 @@ def test_virtual_hook_has_the_bits_of_the_network(rank: int, size: int, codec: A
         functional.cross_entropy(model(text[:, :-1]).flatten(0, 1), text[:, 1:].flatten()).backward()
         assert len(buckets) == step + 1
         buffer, parameters, gradients = buckets[-1]
-        sizes = [each.numel() for each in parameters]
-        assert [int(each.storage_offset()) for each in gradients] == [0, *accumulate(sizes)][:-1]
+        sizes = [parameter.numel() for parameter in parameters]
+        assert [int(gradient.storage_offset()) for gradient in gradients] == [0, *accumulate(sizes)][:-1]
         rows = [torch.empty_like(buffer) for _ in range(size)]
         dist.all_gather(rows, buffer)
         virtual = virtual or VirtualHook(parameters, fine, policy, size, 0.0, [0])
