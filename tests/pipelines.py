@@ -136,8 +136,8 @@ class Training:
     def see_parameters(self) -> None:
         if self.handle is not None:
             self.handle.finish()
-        for each in self.blocks.parameters():
-            value: Any = each.detach()
+        for parameter in self.blocks.parameters():
+            value: Any = parameter.detach()
             self.seen.append((value.full_tensor() if hasattr(value, "full_tensor") else value).clone())
 
 
@@ -152,7 +152,7 @@ def stages_of(schedule: str | int, place: int) -> tuple[list[int], int]:
 
 def runnable(schedules: Sequence[Any]) -> list[Any]:
     """The schedules that this torch runs on CPUs."""
-    return [each for each in schedules if HAS_V or each not in V_SCHEDULES]
+    return [schedule for schedule in schedules if HAS_V or schedule not in V_SCHEDULES]
 
 
 def scheduled(schedule: str | int, stages: Sequence[Any], loss: Callable[[Tensor, Tensor], Tensor]) -> Any:
@@ -278,7 +278,7 @@ def accumulating(training: Training) -> None:
 def clip(training: Training) -> None:
     """Clips gradients by the global norm: that of the parameters of all stages, also those of other ranks."""
     parameters = list(training.blocks.parameters())
-    norm: Any = nn.utils.get_total_norm([each.grad for each in parameters if each.grad is not None])
+    norm: Any = nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
     square = (norm.full_tensor() if hasattr(norm, "full_tensor") else norm).double() ** 2
     dist.all_reduce(square, group=training.pp)
     training.seen.append(square)

@@ -116,7 +116,7 @@ def on(
 
     def decorate(body: Callable[..., Any]) -> Callable[..., None]:
         parameters = list(inspect.signature(body).parameters.values())[2:]
-        names = [each.name for each in parameters]
+        names = [parameter.name for parameter in parameters]
         if isinstance(environ, str):
             parameters.append(inspect.Parameter(environ, inspect.Parameter.KEYWORD_ONLY))
 

@@ -107,7 +107,7 @@ def virtual_all_reduce(
     outputs = [np.empty_like(each) for each in sources]
     coders = {name: Kernel(CODECS[name], key) for name in (up, down)}
     missing = interpreter.run(plans, sources, outputs, Op.SUM, seed=key, loss=loss, coders=coders)
-    if not all(np.array_equal(each.view("u4"), outputs[0].view("u4")) for each in outputs):
+    if not all(np.array_equal(output.view("u4"), outputs[0].view("u4")) for output in outputs):
         raise RuntimeError("the virtual ranks disagree on the result: a defect of the plans or the codecs")
     kept = []
     for plan, source in zip(plans, sources, strict=True) if keep_errors else ():

@@ -147,12 +147,12 @@ def found(request: pytest.FixtureRequest) -> list[Any]:
 @pytest.mark.parametrize("policy", ["feedback", "urgent", "schedule"])
 def test_replicas_agree_and_nothing_is_forgotten(found: list[Any], policy: str) -> None:
     results = [each[policy] for each in found]
-    assert len({each["digest"] for each in results}) == 1
-    assert max(each["error"] for each in results) < 1e-3
-    assert sum(each["left"] for each in results) > 0
-    assert sum(each["twice"] for each in results) == 0  # in a row: nothing is more than a step late
+    assert len({result["digest"] for result in results}) == 1
+    assert max(result["error"] for result in results) < 1e-3
+    assert sum(result["left"] for result in results) > 0
+    assert sum(result["twice"] for result in results) == 0  # in a row: nothing is more than a step late
     steps = STEPS - STEPS // 2  # since the state was loaded
-    assert {each["averaged_bytes"] for each in results} == {4 * sum(SIZES) * steps}
+    assert {result["averaged_bytes"] for result in results} == {4 * sum(SIZES) * steps}
     bound = {"feedback": 0.05, "urgent": 0.2, "schedule": 0.2}[policy]
     assert (
         0 < sum(each["uncounted_bytes"] for each in results) <= bound * sum(each["averaged_bytes"] for each in results)
@@ -161,7 +161,7 @@ def test_replicas_agree_and_nothing_is_forgotten(found: list[Any], policy: str) 
 
 def test_the_ranks_are_told_all_losses(found: list[Any]) -> None:
     results = [each["forgotten"] for each in found]
-    uncounted = sum(each["uncounted_bytes"] for each in results)
+    uncounted = sum(result["uncounted_bytes"] for result in results)
     ranks_per_host = 2 if len(found) == 4 else 1  # the sum of a host is lost as a whole, and one of its ranks notes it
     assert results[0]["lacking_bytes"] == ranks_per_host * uncounted
     assert uncounted > 0
@@ -179,7 +179,7 @@ def test_the_counters_show_the_losses(found: list[Any]) -> None:
 def test_rescaling_makes_up_at_once(found: list[Any]) -> None:
     results = [each["rescale"] for each in found]
     assert len({each["digest"] for each in results}) == 1
-    assert all(each["exact"] for each in results)  # the mean of ones is one for any missing rank
+    assert all(result["exact"] for result in results)  # the mean of ones is one for any missing rank
     assert all(each["integers"]["exact"] for each in found)
 
 
@@ -211,4 +211,4 @@ def test_nothing_is_forgotten_in_16_bits(found_in_16_bits: list[Any], wrapper: s
 def test_the_papers_rule_forgets(found_in_16_bits: list[Any]) -> None:
     results = [each["papers"] for each in found_in_16_bits]
     assert max(each["error"] for each in results) >= 1
-    assert all(each["left"] == 0 for each in results)
+    assert all(result["left"] == 0 for result in results)

@@ -37,7 +37,7 @@ def probe(folder: Path, scenario: str, *options: str) -> tuple[int, dict[str, An
 
 def places(figures: dict[str, Any]) -> list[tuple[str, str, int, str | None]]:
     """What the findings name, but for a busy CPU: one machine is all hosts, and other programs may run on it."""
-    subjects = [(each["kind"], each["subject"]) for each in figures["findings"] if each["kind"] != "cpu"]
+    subjects = [(finding["kind"], finding["subject"]) for finding in figures["findings"] if finding["kind"] != "cpu"]
     return [(kind, subject["direction"], subject["host"], subject["nic"]) for kind, subject in subjects]
 
 
@@ -52,9 +52,9 @@ def test_three_faults_are_named_and_nothing_else(tmp_path: Path) -> None:
     lines = [line.removeprefix("[0] ") for line in out.splitlines()]
     assert lines[0].startswith(f"{len(figures['findings'])} findings (4 hosts, 24 directions")
     assert max(len(line) for line in out.splitlines()) <= 80
-    slow = [each for each in figures["paths"] if each["source"] == 3 and each["source_nic"] == "eth0"]
+    slow = [path for path in figures["paths"] if path["source"] == 3 and path["source_nic"] == "eth0"]
     assert all(15e6 < each["rate_bps"] < 23e6 for each in slow)
-    lossy = [each for each in figures["paths"] if each["target"] == 2]
+    lossy = [path for path in figures["paths"] if path["target"] == 2]
     sent, lost, bursts = (sum(each[name] for each in lossy) for name in ("sent", "lost", "bursts"))
     assert 0.008 < lost / sent < 0.04
     assert 2 < lost / bursts < 7
@@ -77,10 +77,10 @@ def test_ssh_starts_the_ranks_and_a_clean_network_has_no_findings(tmp_path: Path
     is_busy = bool(figures["findings"])
     assert done.returncode == (3 if is_busy else 0)
     assert done.stdout.startswith("1 finding (" if is_busy else "No findings")
-    rates = [each["rate_bps"] for each in figures["paths"]]
+    rates = [path["rate_bps"] for path in figures["paths"]]
     assert len(rates) == 6
     assert all(85e6 < rate < 110e6 for rate in rates)
-    assert {each["mtu"] for each in figures["paths"]} == {1500}
+    assert {path["mtu"] for path in figures["paths"]} == {1500}
 
 
 def test_a_busy_machine_is_named_and_nothing_else(tmp_path: Path) -> None:
@@ -92,6 +92,6 @@ def test_a_busy_machine_is_named_and_nothing_else(tmp_path: Path) -> None:
             busy = subprocess.Popen([sys.executable, "-c", "while True: pass"], start_new_session=True)
             stack.callback(busy.kill)
         status, figures, out = probe(tmp_path, "clean200")
-    assert [each["kind"] for each in figures["findings"]] == ["cpu"], out
+    assert [finding["kind"] for finding in figures["findings"]] == ["cpu"], out
     assert status == 3
     assert not [note for note in figures["notes"] if "source port" in note]

@@ -51,7 +51,7 @@ def test_a_bad_link_of_two_is_found_by_the_source_ports(tmp_path: Path, monkeypa
         options = ("--packets", "6000", "--burst", "400K", "--ports", "12")
         for _ in range(_TRIES):
             figures = probe(hosts, "10.99.0.1", tmp_path / "probe.json", *options)
-            there = next(each for each in figures["paths"] if each["source"] == 0)
+            there = next(path for path in figures["paths"] if path["source"] == 0)
             found = [each for each in figures["findings"] if each["kind"] == "links"]
             if found and there["flows_rate_bps"] > 1.3 * there["rate_bps"]:
                 break
@@ -76,9 +76,9 @@ def test_a_shared_uplink_is_found_when_all_send_at_once(tmp_path: Path) -> None:
             found = [each for each in figures["findings"] if each["kind"] == "crossed"]
             crossed = {(way["source"], way["target"]) for each in found for way in each["ways"]}
             shares = [
-                each["crossed"]["rate_bps"] / each["rate_bps"]
-                for each in figures["paths"]
-                if (each["source"], each["target"]) in crossed
+                path["crossed"]["rate_bps"] / path["rate_bps"]
+                for path in figures["paths"]
+                if (path["source"], path["target"]) in crossed
             ]
             if found and 0.3 < min(shares) <= max(shares) < 0.67:
                 break

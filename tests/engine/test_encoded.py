@@ -153,7 +153,7 @@ def test_result_and_kept_errors_add_up_to_all_inputs(
         results = world.on_each(lambda rank: all_reduce(team[rank], pair, qos, keep_errors=True))
         given_up = sum(engine.stats()["packets_given_up"] for engine in world.engines)
     nmse(results)
-    total = len(results) * results[0].target.astype("f8") + np.sum([each.kept for each in results], axis=0)
+    total = len(results) * results[0].target.astype("f8") + np.sum([result.kept for result in results], axis=0)
     exact = np.sum([inputs(rank) for rank in range(len(results))], axis=0, dtype="f8")
     np.testing.assert_allclose(total, exact, rtol=0, atol=2e-5)
     is_partial = qos is not None and pair[0] != "sign"  # which makes fewer packets than a partial message has

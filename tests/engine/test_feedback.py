@@ -179,7 +179,7 @@ def train(team: Team, rank: int) -> tuple[Tensor, Tensor, Tensor]:
         for i, start in zip(order, starts, strict=True):
             parameters[i] += target[start : start + SIZES[i]]
             exact[i] += gradients[i]
-    return torch.cat(parameters), torch.cat([total(residual, each) for each in parameters]), torch.cat(exact)
+    return torch.cat(parameters), torch.cat([total(residual, parameter) for parameter in parameters]), torch.cat(exact)
 
 
 @pytest.mark.parametrize("size", [2, 3])

@@ -74,7 +74,7 @@ def test_packets_are_as_large_as_both_ends_can_send(request: pytest.FixtureReque
     if wire == "ofi":
         request.getfixturevalue("libfabric")
     with World(flat(3), wire, mtus=[1500, 1000, 9000]) as world, world.open_group() as team:
-        assert [each["packet_bytes"] for each in world.descriptions][:2] == [1432, 928]
+        assert [description["packet_bytes"] for description in world.descriptions][:2] == [1432, 928]
         assert [group.packet_bytes for group in team.groups] == [928] * 3
         assert [group.largest_packet_bytes for group in team.groups] == [1432] * 3  # between ranks 0 and 2
         for numel in (10, 1000, 300_000):

@@ -138,7 +138,7 @@ def _train(lab: Lab | None, rank: int) -> list[Tensor]:
             lab.order()
         optimizer.step()
         optimizer.zero_grad()
-    return [each.detach().cpu() for each in model.parameters()]
+    return [parameter.detach().cpu() for parameter in model.parameters()]
 
 
 def ddp(lab: Lab, rank: int, size: int) -> None:
@@ -177,7 +177,7 @@ def fsdp(lab: Lab, rank: int, size: int) -> None:
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
         _loop(net, optimizer, rank, device)
         shards: list[Any] = list(net.parameters())
-        found.append([each.detach().to_local().cpu() for each in shards])
+        found.append([shard.detach().to_local().cpu() for shard in shards])
     for mine, theirs in zip(*found, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
 

@@ -41,7 +41,7 @@ def _start(rank: int, size: int, environs: Sequence[Mapping[str, str]]) -> Refus
 def start(*environs: Mapping[str, str]) -> list[Refusal]:
     """The refusal that each rank gets at the start, in an environment of its own."""
     refusals: list[Refusal] = ranks.run(_start, len(environs), environs)
-    assert all(each.seconds < AT_ONCE_S for each in refusals), refusals
+    assert all(refusal.seconds < AT_ONCE_S for refusal in refusals), refusals
     return refusals
 
 

@@ -54,12 +54,12 @@ def test_a_scaler_skips_the_step_on_all_ranks(rank: int, size: int) -> None:
         inputs = directions(rank, step)
         if step == 2 and rank == 1:
             inputs[3].view(-1)[7] = float("inf")
-        weights, before = [each.detach().clone() for each in model.parameters()], saved(state)
+        weights, before = [parameter.detach().clone() for parameter in model.parameters()], saved(state)
         scaler.scale(model(inputs)).backward()
         scaler.step(optimizer)
         scaler.update()
         skipped = step == 2
-        assert same_bits([each.detach() for each in model.parameters()], weights) == skipped
+        assert same_bits([parameter.detach() for parameter in model.parameters()], weights) == skipped
         assert same_bits(saved(state), before) == skipped
     assert scaler.get_scale() == 2.0
 

@@ -77,7 +77,7 @@ def train(
     saved = state.state_dict()
     if lab is not None:
         lab.order()
-    return [each.detach().clone() for each in model.parameters()], saved, state.averaged_bytes
+    return [parameter.detach().clone() for parameter in model.parameters()], saved, state.averaged_bytes
 
 
 def patch_overlap(patch: pytest.MonkeyPatch, lab: FakeGpu) -> None:

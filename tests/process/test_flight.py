@@ -72,12 +72,12 @@ def test_the_rank_that_skips_a_collective_is_named(
 ) -> None:
     ended = run_failing(rank_2_skips, 3, tmp_path, shared=shared)
     assert "OperationTimeoutError" in "".join(each.error or "" for each in ended)
-    assert {each.name for each in tmp_path.iterdir()} >= {*(f"flight_{rank}.json" for rank in range(3)), "stacks_2.txt"}
+    assert {path.name for path in tmp_path.iterdir()} >= {*(f"flight_{rank}.json" for rank in range(3)), "stacks_2.txt"}
     (fault,) = faults(tmp_path)
     assert (fault.missing_ranks, fault.collective_name, fault.collective_seq_id) == ({2}, "gloo:all_reduce", 4)
     assert fault.input_sizes == [[7]]
     assert fault.collective_frames[0]["name"] in ("all_reduce", "wrapper")  # of torch
-    assert any(each["name"] == "rank_2_skips" for each in fault.collective_frames)
+    assert any(frame["name"] == "rank_2_skips" for frame in fault.collective_frames)
     assert "stuck_in_my_code" in (tmp_path / "stacks_2.txt").read_text()  # also says where rank 2 was meanwhile
     assert "missing ranks: {2}" in caplog.text  # the words of torchfrtrace
 
@@ -157,15 +157,15 @@ def test_every_collective_passes_the_analyzer(tmp_path: Path) -> None:
     ranks.run(every_collective, 2, str(tmp_path))
     found = analyze(tmp_path)
     assert [str(each) for each in found.collectives if not each.pass_check or each.missing_ranks] == []
-    names = {each.collective_name for each in found.collectives}
+    names = {collective.collective_name for collective in found.collectives}
     assert len(names) >= 12
-    assert {"pair", "default_pg"} <= {each.desc for each in found.groups}
+    assert {"pair", "default_pg"} <= {group.desc for group in found.groups}
     dump = json.loads((tmp_path / "flight_1.json").read_text())
     assert (dump["rank"], dump["pid"] > 0, dump["backend"]) == (1, True, "commlayer")
     assert {each["state"] for each in dump["entries"]} == {"completed"}
-    for each in dump["entries"]:
-        assert each["time_created_ns"] <= each["time_discovered_started_ns"] <= each["time_discovered_completed_ns"]
-        assert abs(each["time_created_ns"] / 1e9 - time.time()) < 60
+    for entry in dump["entries"]:
+        assert entry["time_created_ns"] <= entry["time_discovered_started_ns"] <= entry["time_discovered_completed_ns"]
+        assert abs(entry["time_created_ns"] / 1e9 - time.time()) < 60
     reduced = next(each for each in dump["entries"] if each["profiling_name"] == "gloo:all_reduce")
     assert (reduced["bytes"], reduced["input_dtypes"], reduced["reduction"]) == (24, ["float32"], "SUM")
 
@@ -230,6 +230,6 @@ def test_a_handler_of_the_user_stays(tmp_path: Path) -> None:
 @ranks.on(1)
 def test_without_settings_nothing_is_watched(rank: int, size: int) -> None:
     with ranks.job(rank, size):
-        assert not [each for each in threading.enumerate() if each.name.startswith("commlayer-flight")]
+        assert not [thread for thread in threading.enumerate() if thread.name.startswith("commlayer-flight")]
         with pytest.raises(commlayer.ConfigError, match=r"flight_record\('/proc/none/flight_0'\): .*; name a file"):
             commlayer.flight_record("/proc/none/flight_0")

@@ -174,4 +174,4 @@ def own_ports() -> set[str]:
             fields = line.split()
             if table.startswith("udp") or (fields[1].endswith(chosen) and fields[3] == "0A"):
                 inodes.add(f"socket:[{fields[9]}]")
-    return inodes & {str(each.readlink()) for each in Path("/proc/self/fd").iterdir() if each.is_symlink()}
+    return inodes & {str(path.readlink()) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()}

@@ -189,8 +189,8 @@ def test_a_state_is_for_one_model(rank: int, size: int) -> None:
     averages(first, state)
     together = commlayer.HookState()
     models = [DistributedDataParallel(each) for each in (first, second)]
-    for each in models:
-        each.register_comm_hook(together, commlayer.allreduce_hook)
+    for model in models:
+        model.register_comm_hook(together, commlayer.allreduce_hook)
     with pytest.raises(RuntimeError, match="make a HookState for each model"):
         sum(each(torch.ones(1, 3)).sum() for each in models).backward()
 

@@ -86,10 +86,10 @@ def test_matrices_arrive_however_they_lie_in_memory(rank: int, size: int, is_vie
     )
     generator = torch.Generator().manual_seed(1)
     inputs = []
-    for each in model.module.weights:
-        rows, columns = len(each), each[0].numel()
+    for weight in model.module.weights:
+        rows, columns = len(weight), weight[0].numel()
         matrix = torch.randn(rows, 2, generator=generator) @ torch.randn(2, columns, generator=generator)
-        inputs.append(matrix.view(each.shape))
+        inputs.append(matrix.view(weight.shape))
     for _ in range(3):
         gradients = step_of(model, [each * (rank + 1) for each in inputs])
         for gradient, each in zip(gradients, inputs, strict=True):

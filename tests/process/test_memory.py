@@ -75,7 +75,7 @@ def test_bytes_per_parameter(rank: int, size: int, codec: str, residual: Any, of
         words = torch.randint(VOCABULARY, (64,), generator=torch.Generator().manual_seed(10 * step + rank))
         model(words).square().mean().backward()
         optimizer.step()
-    parameters = sum(each.numel() for each in model.parameters())
+    parameters = sum(parameter.numel() for parameter in model.parameters())
     coded = sum(each.numel() for layer in model.module.layers for each in layer.parameters())
     expected = of_coded * coded + of_all * parameters
     assert 0.9 * expected <= kept_bytes(state) <= 1.1 * expected

@@ -202,7 +202,7 @@ def test_checkpoints_midway(rank: int, size: int) -> None:
             if step == 2:
                 of_optimizer = copy.deepcopy(training.optimizer.state_dict())
                 moments = [value for state in of_optimizer["state"].values() for value in state.values()]
-                training.seen += [each for each in moments if isinstance(each, Tensor)]
+                training.seen += [moment for moment in moments if isinstance(moment, Tensor)]
             if step == 3:
                 training.optimizer.load_state_dict(of_optimizer)
                 training.model.module.load_state_dict(of_model)

@@ -130,7 +130,7 @@ class Training:
         inputs = torch.randn(WIDTH, WIDTH, generator=torch.Generator().manual_seed(10 * step + self.rank))
         output = self.model(inputs)
         self.seen.append(output.detach().clone())
-        used = torch.stack([each.sum() for each in self.net.parameters()]).sum()
+        used = torch.stack([parameter.sum() for parameter in self.net.parameters()]).sum()
         return output.square().mean() + 0.1 * used  # type: ignore[no-any-return]
 
     def run(self) -> None:
@@ -144,14 +144,14 @@ class Training:
     def see_parameters(self) -> None:
         if self.handle is not None:
             self.handle.finish()
-        self.seen += [each.detach().clone() for each in self.net.parameters()]
+        self.seen += [parameter.detach().clone() for parameter in self.net.parameters()]
 
     def between(self, action: str) -> None:
         net = self.net
         if action == "norm":
             self.seen.append(net.layers[0].weight.detach().norm())
         elif action == "copy":
-            self.seen += [each.detach().clone() for each in copy.deepcopy(net.layers[1]).parameters()]
+            self.seen += [parameter.detach().clone() for parameter in copy.deepcopy(net.layers[1]).parameters()]
         elif action == "change":
             with torch.no_grad():
                 net.layers[2].weight.mul_(0.5)
@@ -163,13 +163,13 @@ class Training:
 
 def check(rank: int, program: Program) -> None:
     trainings = [Training(rank, program, overlapped=each) for each in (False, True)]
-    for each in trainings:
-        each.run()
+    for training in trainings:
+        training.run()
     plain, ours = trainings
     check_same(plain, ours)
     assert ours.handle is not None
     ours.handle.remove()
-    assert {type(each) for each in ours.net.parameters()} == {nn.Parameter}
+    assert {type(parameter) for parameter in ours.net.parameters()} == {nn.Parameter}
 
 
 def program(*forwards: list[tuple[str, int]], **options: Any) -> Program:
@@ -216,7 +216,7 @@ def test_memory_that_others_hold_is_stepped_at_once(rank: int, size: int) -> Non
     """With a word in the log, once."""
     records = ranks.logged()
     check(rank, program([("module", 0)], views=[1], aliases=[3]))
-    found = [each for each in records if "is held by another tensor" in each]
+    found = [record for record in records if "is held by another tensor" in record]
     assert len(found) == 1
     assert "2 parameters" in found[0]
     assert "parameter 2 of the optimizer, (6, 6)" in found[0]

@@ -205,8 +205,8 @@ def random_schedule(rank: int, size: int, seed: int) -> int:
         messages.append((number, source, to, draw.randrange(3), length))
     own = random.Random(seed * 100 + rank)
     todo = {
-        "send": deque(each for each in messages if each[1] == rank),
-        "receive": deque(each for each in messages if each[2] == rank),
+        "send": deque(message for message in messages if message[1] == rank),
+        "receive": deque(message for message in messages if message[2] == rank),
     }
     sends: list[Handle] = []
     receives: deque[tuple[Handle, Bytes, int]] = deque()

@@ -119,7 +119,7 @@ def test_residuals_under_a_grad_scaler(rank: int, size: int) -> None:
         training = Training(rank, "LoopedBFS", OPTIMIZERS["SGD"], policy=commlayer.Policy(codec="int4"), **mode)
         scaling(training)
         training.see_parameters()
-        assert all(bool(each.isfinite().all()) for each in training.blocks.parameters())
+        assert all(bool(parameter.isfinite().all()) for parameter in training.blocks.parameters())
         seen.append(training.seen)
     assert all(map(torch.equal, *seen))
 
@@ -272,7 +272,7 @@ def test_refusals(rank: int, size: int) -> None:
     refused("codec='sign'", schedule, optimizer, dp, policy=commlayer.Policy(codec="sign"))
     refused("give one of both", schedule, optimizer, dp, policy=commlayer.Policy(), state=commlayer.HookState())
     refused("its process_group has ranks", schedule, optimizer, dp, state=commlayer.HookState(None, training.pp))
-    several = [torch.optim.SGD([each], lr=0.1) for each in training.blocks.parameters()]
+    several = [torch.optim.SGD([parameter], lr=0.1) for parameter in training.blocks.parameters()]
     refused("optimizers have parameters of stage", schedule, several, dp)
     refused("has a custom function for REDUCE_GRAD", _with_custom_function(rank), optimizer, dp)
     first, second = training.blocks
@@ -292,7 +292,7 @@ def test_refusals(rank: int, size: int) -> None:
     refused("after another attach", schedule, torch.optim.SGD(training.blocks.parameters(), lr=0.1), dp)
     handle.remove()
     commlayer.pipeline.attach(schedule, optimizer, dp, defer=False).remove()
-    several = [torch.optim.SGD(each.parameters(), lr=0.1) for each in training.blocks]
+    several = [torch.optim.SGD(block.parameters(), lr=0.1) for block in training.blocks]
     taken = DeferredStep(several[1])
     refused("it has an overlap already", schedule, several, dp)
     taken.remove()

@@ -84,7 +84,7 @@ class Solo:
     def parameters(self) -> list[Tensor]:
         if self.handle is not None:
             self.handle.finish()
-        return [each.detach().clone() for each in self.experts.parameters()]
+        return [parameter.detach().clone() for parameter in self.experts.parameters()]
 
 
 def compare(rank: int, loop: Callable[[Solo], None]) -> None:

@@ -33,12 +33,12 @@ def traced(rank: int, size: int, folder: str, shapes: bool) -> list[dict[str, An
         path = Path(folder, f"trace_{rank}.json")
         profiler.export_chrome_trace(str(path))
         events = json.loads(path.read_text())["traceEvents"]
-    return [each for each in events if each.get("name") == EVENT]
+    return [event for event in events if event.get("name") == EVENT]
 
 
 def test_traces_have_the_metadata_of_collectives(tmp_path: Path) -> None:
     found = ranks.run(traced, 4, str(tmp_path), True)
-    arguments = [[each["args"] for each in events] for events in found]
+    arguments = [[event["args"] for event in events] for events in found]
     reduced = arguments[3][0]
     assert {
         "Collective name": "allreduce",

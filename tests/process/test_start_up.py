@@ -124,7 +124,7 @@ def test_works_of_groups_that_connect_are_asynchronous(rank: int, size: int) -> 
         ranks.store().set("submitted", "1")
     for work in reversed(works):
         work.wait()
-    assert [each.to_dense().sum().item() for each in tensors] == [size] * GROUPS
+    assert [tensor.to_dense().sum().item() for tensor in tensors] == [size] * GROUPS
     dist.destroy_process_group()
 
 

@@ -144,7 +144,7 @@ def unwatched(rank: int, size: int) -> None:
     with ranks.job(rank, size):
         train(rank, lambda: True)
         assert "zmq" not in sys.modules
-        assert not [each.name for each in threading.enumerate() if "top" in each.name]
+        assert not [thread.name for thread in threading.enumerate() if "top" in thread.name]
         with pytest.raises(ValueError, match="gives no samples; start it with COMMLAYER_TOP"):
             connect(store(), None, None, None)
 

@@ -125,8 +125,8 @@ def test_results_are_those_of_the_whole_batch(rank: int, size: int) -> None:
 @ranks.on(2, ranks.run_job)
 def test_a_gradient_that_is_reduced_elsewhere_is_not_reduced(rank: int, size: int) -> None:
     layers = block(rank, size)
-    for each in layers:
-        each.linear_fc1.disable_grad_reduce, each.linear_fc1.allreduce_dgrad = True, False  # type: ignore[union-attr]
+    for layer in layers:
+        layer.linear_fc1.disable_grad_reduce, layer.linear_fc1.allreduce_dgrad = True, False  # type: ignore[union-attr]
     expected = results(layers)
     with commlayer.tp.overlap(layers, dim=1):
         output, gradient, _ = results(layers)

@@ -29,8 +29,8 @@ def recorded(rank: int, size: int, folder: str) -> None:
             for _ in range(10):
                 dist.all_reduce(torch.ones(1000))
             works = [dist.all_reduce(torch.ones(50_000), async_op=True) for _ in range(3)]
-            for each in works:
-                each.wait()
+            for work in works:
+                work.wait()
             for _ in range(3):
                 dist.send(torch.ones(6), 1) if rank == 0 else dist.recv(torch.ones(6), 0)
                 dist.recv(torch.ones(6), 1) if rank == 0 else dist.send(torch.ones(6), 0)
@@ -70,9 +70,9 @@ def test_the_files_of_a_job_become_one_trace(tmp_path: Path) -> None:
     check(trace)
     events = trace["traceEvents"]
     drawn: dict[str, list[Any]] = {}
-    for each in events:
-        if each["ph"] == "X" and each["name"].startswith(("all_reduce ", "send ", "receive ")):
-            drawn.setdefault(each["name"], []).append(each)
+    for event in events:
+        if event["ph"] == "X" and event["name"].startswith(("all_reduce ", "send ", "receive ")):
+            drawn.setdefault(event["name"], []).append(event)
     assert len([name for name in drawn if name.startswith("all_reduce")]) == 13
     for name, both in drawn.items():
         if name.startswith("all_reduce"):
@@ -104,10 +104,10 @@ def test_the_trace_of_a_training_has_its_steps_and_buckets(tmp_path: Path) -> No
     run([tmp_path], output, lambda _: None)
     trace = json.loads(output.read_text())
     check(trace)
-    drawn = [each for each in trace["traceEvents"] if each["ph"] == "X"]
+    drawn = [event for event in trace["traceEvents"] if event["ph"] == "X"]
     assert sorted(each["name"] for each in drawn if each["name"].startswith("step ")) == sorted(
         [f"step {number}" for number in (2, 3, 4)] * 2
     )
     buckets = [each for each in drawn if each["name"].endswith(": bucket 0")]
     assert len(buckets) == 8
-    assert {each["args"]["class"] for each in buckets} == {5}
+    assert {bucket["args"]["class"] for bucket in buckets} == {5}

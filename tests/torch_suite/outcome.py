@@ -52,7 +52,7 @@ class Difference:
 
 def last(outcomes: Iterable[Outcome], backend: str) -> dict[tuple[int, str], Outcome]:
     """Each world's and test's outcome behind the last gate that it came to."""
-    return {(each.world, each.test): each for each in outcomes if each.backend == backend}
+    return {(outcome.world, outcome.test): outcome for outcome in outcomes if outcome.backend == backend}
 
 
 def differences(outcomes: list[Outcome], reference: str, ours: str) -> Iterator[Difference]:
@@ -69,7 +69,7 @@ def table(outcomes: list[Outcome], backends: list[str]) -> str:
     """Counts by gate and world, then the skipped tests with their reasons."""
     by_backend = {backend: last(outcomes, backend) for backend in backends}
     lines = ["gate  world  " + "  ".join(f"{backend + ': passed, failed, skipped':>36}" for backend in backends)]
-    places = sorted({(each.gate, each.world) for each in outcomes})
+    places = sorted({(outcome.gate, outcome.world) for outcome in outcomes})
     for gate, world in places:
         cells = []
         for backend in backends:

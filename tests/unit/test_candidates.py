@@ -28,7 +28,7 @@ def choice_of(policy: Policy, optimizer: Any = None, others: Sequence[float] = (
 
 
 def names(choice: Choice) -> list[str]:
-    return [each.codec for each in choice.candidates]
+    return [candidate.codec for candidate in choice.candidates]
 
 
 def test_codecs_that_keep_errors_need_permission() -> None:
@@ -55,14 +55,14 @@ def test_sign_comes_last_and_late() -> None:
     policy = Policy(codec="auto", allow_state=True, exact_steps=7)
     choice = choice_of(policy, torch.optim.SGD(WEIGHTS, lr=0.1))
     assert names(choice) == ["none", *AUTO]
-    assert [each.begins for each in choice.candidates] == [0] * 5 + [7, 7]
-    assert [each.steps > 1 for each in choice.candidates] == [False] * 5 + [True, True]
-    assert all(each.coding_s > 0 for each in choice.candidates[1:])
+    assert [candidate.begins for candidate in choice.candidates] == [0] * 5 + [7, 7]
+    assert [candidate.steps > 1 for candidate in choice.candidates] == [False] * 5 + [True, True]
+    assert all(candidate.coding_s > 0 for candidate in choice.candidates[1:])
 
 
 def test_all_ranks_have_the_largest_times_and_the_fewest_codecs() -> None:
     policy = Policy(codec="auto", allow_state=True)
     choice = choice_of(policy, torch.optim.SGD(WEIGHTS, lr=0.1), others=[1.0, *range(10, 16)])
     assert names(choice) == ["none", *AUTO[:-1]]
-    assert [each.coding_s for each in choice.candidates] == [0, 10, 11, 12, 13, 14]
+    assert [candidate.coding_s for candidate in choice.candidates] == [0, 10, 11, 12, 13, 14]
     assert choice.unavailable == {"sign": "another rank has no optimizer for it"}

@@ -146,7 +146,7 @@ def test_closed_groups_are_kept_for_a_while() -> None:
     for recorder in closed():
         dump = recorder.dump("test")
         assert sorted(dump["pg_config"]) == ["10", "11", "4", "5", "6", "7", "8", "9"]
-        assert [each["record_id"] for each in dump["entries"]] == list(range(8))
+        assert [entry["record_id"] for entry in dump["entries"]] == list(range(8))
         assert recorder.rank == 4
 
 

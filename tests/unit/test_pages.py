@@ -227,11 +227,11 @@ def test_figures_of_the_readme_are_those_of_the_page_that_has_them() -> None:
         page = ROOT / f"docs/{pages[command.split()[2].strip('`')]}.md"
         figures = [each.removesuffix(" s") for each in (ours, other) if each]
         if page.stem == "overlap":  # its columns have the unit
-            figures = [each.removesuffix(" ms") for each in figures]
+            figures = [figure.removesuffix(" ms") for figure in figures]
         figures += [ratio.removesuffix("x")] * bool(ratio)
         assert len(figures) >= 2, line
         text = page.read_text(encoding="utf-8")
-        assert [each for each in figures if not has_figure(text, each)] == [], line
+        assert [figure for figure in figures if not has_figure(text, figure)] == [], line
 
 
 def test_figures_of_the_comparison_are_those_of_the_pages_that_have_them() -> None:
@@ -241,7 +241,7 @@ def test_figures_of_the_comparison_are_those_of_the_pages_that_have_them() -> No
         if command := re.search(r"`python -m (bench\.\w+)", line):
             page = (ROOT / f"docs/{pages[command[1]]}.md").read_text(encoding="utf-8").replace("**", "")
             figures = re.findall(r"\d+(?:\.\d+)?(?: µs| ms| GB/s|%|x)", " | ".join(line.split(" | ")[1:3]))
-            assert [each for each in figures if not has_figure(page, each)] == [], line
+            assert [figure for figure in figures if not has_figure(page, figure)] == [], line
             found += len(figures)
     assert found >= 12
 

@@ -69,7 +69,7 @@ def test_several_ports_of_each_address_are_paired_in_rounds() -> None:
 
 def test_no_address_is_left_out_for_the_second_port_of_another() -> None:
     addresses = [f"10.0.{i}.{{}}/24" for i in range(5)] * 3
-    one, two = (process(peer, *(each.format(peer) for each in addresses)) for peer in (1, 2))
+    one, two = (process(peer, *(address.format(peer) for address in addresses)) for peer in (1, 2))
     assert pairs(one, two) == [(i, i) for i in range(PATHS_MAX)]
 
 

@@ -102,8 +102,8 @@ class World:
     def check(self) -> list[tuple[int, ...]]:
         """All ranks have the same weights for every all-reduce that they have both called. Returns the longest list."""
         longest = max(self.results, key=len)
-        for each in self.results:
-            assert each == longest[: len(each)]
+        for result in self.results:
+            assert result == longest[: len(result)]
         return longest
 
 

@@ -173,8 +173,8 @@ def test_a_store_that_is_gone_is_asked_ever_less() -> None:
 def test_the_thread_ends_with_the_last_group() -> None:
     groups = [Rank(dist.HashStore(), 0).waits for _ in range(2)]
     watch = StallWatch(STALL_S)
-    for each in groups:
-        watch.add(each)
+    for group in groups:
+        watch.add(group)
     watch.start()
     assert not watch.remove(groups[0])
     assert watch.remove(groups[1])

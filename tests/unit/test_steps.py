@@ -31,7 +31,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
 
 
 def numbers(recorder: Recorder) -> list[int]:
-    return [each["number"] for each in recorder.dump("test")["steps"]]
+    return [step["number"] for step in recorder.dump("test")["steps"]]
 
 
 def test_the_optimizer_with_most_steps_counts(recorder: Recorder) -> None:
@@ -41,7 +41,7 @@ def test_the_optimizer_with_most_steps_counts(recorder: Recorder) -> None:
         second.step()
     first.step()
     assert numbers(recorder) == [1, 2, 3, 4]
-    ends = [each["ended_ns"] for each in recorder.dump("test")["steps"]]
+    ends = [step["ended_ns"] for step in recorder.dump("test")["steps"]]
     assert ends == sorted(ends)
 
 
@@ -61,9 +61,9 @@ def test_deferred_steps_stay_deferred_and_count_once(recorder: Recorder) -> None
     optimizer = torch.optim.SGD(parameters, lr=0.1)
     deferred = DeferredStep(optimizer)
     waited: list[Any] = []
-    for each in parameters:
-        each.grad = torch.ones(1)
-        deferred.add(PendingReduction(lambda: waited.append(1), {each: each.grad}))
+    for parameter in parameters:
+        parameter.grad = torch.ones(1)
+        deferred.add(PendingReduction(lambda: waited.append(1), {parameter: parameter.grad}))
     optimizer.step()
     assert waited == []
     deferred.finish()

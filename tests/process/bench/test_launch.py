@@ -28,7 +28,7 @@ def rows(output: str) -> list[list[str]]:
 def test_standard_output_has_the_figures_alone() -> None:
     done = bench("all_reduce", "--backends", "gloo", "--sizes", "4K", "--json", "-", *SHORT)
     assert done.returncode == 0, done.stderr
-    assert [each["size_bytes"] for each in json.loads(done.stdout)["results"]] == [4096]
+    assert [result["size_bytes"] for result in json.loads(done.stdout)["results"]] == [4096]
     assert "0 OK" in done.stderr
 
 

@@ -39,7 +39,7 @@ def trained(rank: int, system: str, **options: Any) -> tuple[list[Tensor], int]:
             model(torch.randn(4, 8)).square().mean().backward()
             optimizer.step()
     averaged = handle.state.averaged_bytes if handle is not None else 0
-    return [each.detach() for each in model.parameters()], averaged
+    return [parameter.detach() for parameter in model.parameters()], averaged
 
 
 @pytest.mark.parametrize("system", [HOOKS, FIFO, DEAR_GLOO])

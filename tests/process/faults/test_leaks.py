@@ -56,7 +56,7 @@ def _after(rank: int, size: int) -> float:
 def traces() -> list[str]:
     """Files in /dev/shm and names of bells: a job could leave them on a host."""
     bells = [line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines() if "@cl-" in line]
-    return sorted([*(str(each) for each in Path("/dev/shm").iterdir()), *bells])  # noqa: S108  # looked at, not used
+    return sorted([*(str(path) for path in Path("/dev/shm").iterdir()), *bells])  # noqa: S108  # looked at, not used
 
 
 @ranks.WIRES

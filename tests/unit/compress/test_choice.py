@@ -149,7 +149,7 @@ def test_early_buckets_stay_mild_where_the_backward_pass_hides_them() -> None:
     job = Job()
     job.rate = 1e8
     job.run(PERIOD * 2)
-    order = [each.codec for each in CANDIDATES]
+    order = [candidate.codec for candidate in CANDIDATES]
     ranks = [order.index(codec) for codec in job.choice.codecs]
     assert ranks == sorted(ranks)
     assert ranks[0] < ranks[-1]
@@ -312,7 +312,7 @@ def test_the_table_has_a_row_for_each_codec() -> None:
     sent = SHARE * sum(4 * (each.exact + each.left + each.right) for each in CONTENTS)
     assert f"{LOW_RANK:16}{sent:12.0f}" in table
     assert "counts 1.4 times: more steps to the same loss" in table
-    assert all(f"\n{each.codec} " in table for each in CANDIDATES)
+    assert all(f"\n{candidate.codec} " in table for candidate in CANDIDATES)
     plain = Job()
     plain.run(PERIOD)
     assert "int4              not chosen from: needs Policy(allow_state=True)" in plain.choice.explain()

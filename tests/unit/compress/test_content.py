@@ -17,7 +17,7 @@ FINE_BYTES = 4.0
 
 def of_model(model: torch.nn.Module, fine: Fine, rank: int) -> Content:
     parameters = list(model.parameters())
-    starts = [0, *itertools.accumulate(each.numel() for each in parameters)]
+    starts = [0, *itertools.accumulate(parameter.numel() for parameter in parameters)]
     return content_of(parameters, starts[:-1], starts[-1], fine, rank)
 
 

@@ -15,7 +15,7 @@ from tests.unit.compress.powersgd_ranks import COMPRESSED, SHAPES, draw, error, 
 
 def mean_in_16_bits(tensors: list[Tensor]) -> Tensor:
     """The mean as a codec averages: every contribution is rounded, and so is their mean."""
-    return mean([each.bfloat16().float() for each in tensors]).bfloat16().float()
+    return mean([tensor.bfloat16().float() for tensor in tensors]).bfloat16().float()
 
 
 def gram_schmidt(matrix: Tensor) -> Tensor:

@@ -43,9 +43,9 @@ def test_values_out_of_range_are_rejected(fields: dict[str, float]) -> None:
 def leaves(link: Link) -> dict[str, tuple[str, str]]:
     """TOS match -> (HTB priority, bytes of queue), as the commands say."""
     words = [command.split() for command in queues(link, "eth0")]
-    prio = {each[each.index("classid") + 1]: each[each.index("prio") + 1] for each in words if "prio" in each}
-    limit = {each[each.index("parent") + 1]: each[-1] for each in words if "bfifo" in each}
-    return {" ".join(each[-4:-2]): (prio[each[-1]], limit[each[-1]]) for each in words if each[0] == "filter"}
+    prio = {word[word.index("classid") + 1]: word[word.index("prio") + 1] for word in words if "prio" in word}
+    limit = {word[word.index("parent") + 1]: word[-1] for word in words if "bfifo" in word}
+    return {" ".join(word[-4:-2]): (prio[word[-1]], limit[word[-1]]) for word in words if word[0] == "filter"}
 
 
 def test_plain_link_has_one_queue() -> None:

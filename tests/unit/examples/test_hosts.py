@@ -97,4 +97,4 @@ def test_a_failed_run_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_two_ranks_may_end_in_one_line() -> None:
     line = json.dumps({"backend": "gloo", "losses": [1.0]}) + json.dumps({"backend": "gloo", "losses": [2.0]})
     ended = subprocess.CompletedProcess([], 0, f"noise {{}}\n[1] {line}\n\n", "")
-    assert [each["losses"] for each in compare.results(ended)] == [[1.0], [2.0]]
+    assert [result["losses"] for result in compare.results(ended)] == [[1.0], [2.0]]

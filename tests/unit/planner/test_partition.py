@@ -78,7 +78,7 @@ def test_a_smaller_first_segment() -> None:
 def test_cuts_go_where_the_output_is_small() -> None:
     """Bytes take a second each. After layer 1 the cut costs 1 s: (6, 3 + 1) for (3 + 9, 6 + 9)."""
     outputs = [9, 1, 9]
-    costs = Costs([Layer(1, 2, 0, 0, output_bytes=each) for each in outputs], Link(8))
+    costs = Costs([Layer(1, 2, 0, 0, output_bytes=output) for output in outputs], Link(8))
     assert partition(costs, 2).cuts == (0, 2, 3)
 
 

@@ -61,7 +61,7 @@ def test_where_two_paths_of_an_interface_lose_all_are_looked_at_again() -> None:
 
 def test_many_suspects_are_looked_at_side_by_side() -> None:
     samples = view(9).samples
-    passes = Plan(hosts(9), Effort(), 8).second_pass({"rate": {each.way for each in samples}}, samples)
+    passes = Plan(hosts(9), Effort(), 8).second_pass({"rate": {sample.way for sample in samples}}, samples)
     assert sum(len(tasks) for tasks in passes) == 72
     for tasks in passes:
         busy = [host for task in tasks for host in (task["driver"], task["responder"])]

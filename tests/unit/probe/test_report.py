@@ -78,8 +78,8 @@ def test_silent_paths_and_lower_bounds_are_marked() -> None:
 
 def test_json_has_findings_hosts_and_paths() -> None:
     table = json.loads(json.dumps(report(4).table))
-    assert [each["kind"] for each in table["findings"]] == ["rate", "loss"]
-    assert [each["name"] for each in table["hosts"]] == ["host0", "host1", "host2", "host3"]
+    assert [finding["kind"] for finding in table["findings"]] == ["rate", "loss"]
+    assert [host["name"] for host in table["hosts"]] == ["host0", "host1", "host2", "host3"]
     assert len(table["paths"]) == 12
     assert table["paths"][0]["rtt_us"] == [200.0, 400.0]
 

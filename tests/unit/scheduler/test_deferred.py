@@ -213,7 +213,7 @@ def test_a_step_that_is_left_out() -> None:
             if step % 2:
                 run.optimizer.step()
             yield run.forward(orders(step))
-            yield [each.grad for each in run.parameters if each.grad is not None]
+            yield [parameter.grad for parameter in run.parameters if parameter.grad is not None]
 
     runs(OPTIMIZERS["AdamW"], loop)
 
@@ -226,7 +226,7 @@ def test_parameters_of_no_reduction_are_stepped_at_once() -> None:
     run.optimizer.step()
     assert own.tolist() == [0.0, 0.0]
     assert run.waits == 0
-    assert all(isinstance(each.grad, PendingGradient) for each in run.parameters)
+    assert all(isinstance(parameter.grad, PendingGradient) for parameter in run.parameters)
     run.forward([])
     assert own.tolist() == [0.0, 0.0]
 
@@ -245,7 +245,7 @@ def test_the_contexts_of_a_forward_pass_do_not_change_a_step(context: Callable[[
 
 def test_other_hooks_of_the_optimizer_see_whole_steps() -> None:
     def loop(run: Run) -> Iterator[list[Tensor]]:
-        average = [each.detach().clone() for each in run.parameters]
+        average = [parameter.detach().clone() for parameter in run.parameters]
 
         def update(*_: Any) -> None:
             for mean, each in zip(average, run.parameters, strict=True):
@@ -389,7 +389,7 @@ def test_reads_without_a_word_make_the_step() -> None:
             run.backward(step)
             run.optimizer.step()
             run.optimizer.zero_grad()
-            yield [each.detach().clone() for each in reversed(run.parameters[step:])]
+            yield [parameter.detach().clone() for parameter in reversed(run.parameters[step:])]
             if run.deferred is not None:
                 run.deferred.settle()
 
@@ -400,4 +400,4 @@ def test_reads_without_a_word_make_the_step() -> None:
     assert left.deferred is not None
     assert left.deferred.pending
     left.deferred.remove()
-    assert {type(each) for each in left.parameters} == {nn.Parameter}
+    assert {type(parameter) for parameter in left.parameters} == {nn.Parameter}

@@ -37,7 +37,7 @@ def made(wire: Wire) -> Segment:
 
 def backward(parameters: list[Tensor], step: int) -> None:
     generator = torch.Generator().manual_seed(step)
-    sum((each * torch.randn(each.shape, generator=generator)).sum() for each in parameters).backward()  # type: ignore[union-attr]
+    sum((parameter * torch.randn(parameter.shape, generator=generator)).sum() for parameter in parameters).backward()  # type: ignore[union-attr]
 
 
 def unneeded(_: PendingReduction) -> bool:
@@ -45,7 +45,7 @@ def unneeded(_: PendingReduction) -> bool:
 
 
 def gradients(segment: Segment) -> list[Tensor]:
-    found = [each.grad for each in segment.parameters]
+    found = [parameter.grad for parameter in segment.parameters]
     return [each.clone() for each in found if each is not None]
 
 
@@ -68,7 +68,7 @@ def test_gradients_are_those_of_tensors_of_their_own(clears: str, arms: bool) ->
         ours.arm(unneeded)
         reduction = ours.launch(3, step)
         reduction.place()
-        assert all(isinstance(each.grad, PendingGradient) for each in ours.parameters)
+        assert all(isinstance(parameter.grad, PendingGradient) for parameter in ours.parameters)
         for each in plain:
             assert each.grad is not None
             each.grad.div_(3).mul_(2)
@@ -89,8 +89,8 @@ def test_a_reduction_that_nobody_waited_for_ends_before_its_buffer_is_filled_aga
     segment.arm(unneeded)
     backward(segment.parameters, 1)
     segment.launch(1, 0).place()
-    for each in segment.parameters:
-        each.grad = None
+    for parameter in segment.parameters:
+        parameter.grad = None
     segment.arm(unneeded)
     assert wire.waits == 1
     assert all(not each.any() for each in gradients(segment))
@@ -148,7 +148,7 @@ def test_gradients_have_the_strides_of_their_parameters() -> None:
 
 
 def counted(segment: Segment, parameters: list[Tensor]) -> list[bool]:
-    return [segment.count(each) for each in parameters]
+    return [segment.count(parameter) for parameter in parameters]
 
 
 def test_a_step_is_complete_when_each_backward_pass_has_had_each_gradient() -> None:

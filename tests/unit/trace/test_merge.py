@@ -65,12 +65,12 @@ def check(trace: Trace) -> None:
 
 
 def slices(trace: Trace, name: str = "") -> list[dict[str, Any]]:
-    return [each for each in trace["traceEvents"] if each["ph"] == "X" and name in each["name"]]
+    return [event for event in trace["traceEvents"] if event["ph"] == "X" and name in event["name"]]
 
 
 def names(trace: Trace, kind: str) -> dict[int, str]:
     key = "pid" if kind == "process" else "tid"
-    return {each[key]: each["args"]["name"] for each in trace["traceEvents"] if each["name"] == f"{kind}_name"}
+    return {event[key]: event["args"]["name"] for event in trace["traceEvents"] if event["name"] == f"{kind}_name"}
 
 
 def test_a_slice_of_each_collective_on_each_rank(tmp_path: Path) -> None:
@@ -97,12 +97,12 @@ def test_a_slice_of_each_collective_on_each_rank(tmp_path: Path) -> None:
     }
     inner = slices(trace, "transfer")[0]
     assert (inner["ts"], inner["dur"], inner["tid"]) == (100, 4900, first["tid"])
-    arrows = [each for each in trace["traceEvents"] if each["ph"] in "stf"]
-    assert [each["ph"] for each in arrows] == ["s", "f", "s", "f"]
-    assert {each["tid"] for each in arrows} == {each["tid"] for each in drawn}
+    arrows = [event for event in trace["traceEvents"] if event["ph"] in "stf"]
+    assert [arrow["ph"] for arrow in arrows] == ["s", "f", "s", "f"]
+    assert {arrow["tid"] for arrow in arrows} == {each["tid"] for each in drawn}
     clocks = trace["otherData"]["clocks"]
     assert clocks[1]["offset_s"] == pytest.approx(-3, abs=clocks[1]["uncertainty_s"])
-    labels = [each["args"]["labels"] for each in trace["traceEvents"] if each["name"] == "process_labels"]
+    labels = [event["args"]["labels"] for event in trace["traceEvents"] if event["name"] == "process_labels"]
     assert labels[0] == "clock: reference"
     assert labels[1].startswith("clock -2999.750 ms ±2.2")
 
@@ -119,7 +119,7 @@ def test_operations_in_flight_end_with_the_record(tmp_path: Path) -> None:
 def test_the_counter_has_the_bytes_in_flight(tmp_path: Path) -> None:
     entries = [collective(1, 0, 5), collective(2, 1, 3, bytes=100), collective(3, 5, 6, bytes=50)]
     trace = merged(tmp_path, a=flight(0, entries))
-    counted = [(each["ts"], each["args"]["bytes"]) for each in trace["traceEvents"] if each["ph"] == "C"]
+    counted = [(event["ts"], event["args"]["bytes"]) for event in trace["traceEvents"] if event["ph"] == "C"]
     assert counted == [(0, 4000), (1000, 4100), (3000, 4000), (5000, 50), (6000, 0)]
 
 
@@ -144,15 +144,15 @@ def test_paths_have_counters_and_tell_their_death(tmp_path: Path) -> None:
 
     paths = [reading(0, 0, 0), reading(500, 100, 5), reading(1000, 100, 5, is_dead=1), reading(1500, 400, 5)]
     trace = merged(tmp_path, a=flight(0, [collective(1, 0, 5)], paths=paths))
-    rates = [each for each in trace["traceEvents"] if each["name"] == "eth0 to rank 1: packets per second"]
+    rates = [event for event in trace["traceEvents"] if event["name"] == "eth0 to rank 1: packets per second"]
     assert [(each["ts"], *each["args"].values()) for each in rates] == [
         (0, 200, 10),
         (500_000, 0, 0),
         (1_000_000, 600, 0),
     ]
-    trips = [each["args"] for each in trace["traceEvents"] if each["name"] == "eth0 to rank 1: us"]
+    trips = [event["args"] for event in trace["traceEvents"] if event["name"] == "eth0 to rank 1: us"]
     assert trips[0] == {"round_trip_us": 600, "queue_us": 500}
-    told = [(each["ts"], each["name"]) for each in trace["traceEvents"] if each["ph"] == "i"]
+    told = [(event["ts"], event["name"]) for event in trace["traceEvents"] if event["ph"] == "i"]
     assert told == [(1_000_000, "eth0 to rank 1 died"), (1_500_000, "eth0 to rank 1 delivers again")]
 
 
@@ -162,7 +162,7 @@ def test_messages_have_a_track_and_arrows(tmp_path: Path) -> None:
     trace = merged(tmp_path, a=flight(0, sent), b=flight(1, received))
     assert list(names(trace, "thread").values()).count("messages") == 2
     source, target = slices(trace, "send 1 to 1")[0], slices(trace, "receive 1 from 0")[0]
-    arrow = [each for each in trace["traceEvents"] if each["name"] == "message"]
+    arrow = [event for event in trace["traceEvents"] if event["name"] == "message"]
     assert [(each["ph"], each["tid"]) for each in arrow] == [("s", source["tid"]), ("f", target["tid"])]
     assert source["args"]["tag"] == 0
 
@@ -203,7 +203,7 @@ def test_arrows_of_several_profiles_keep_apart(tmp_path: Path) -> None:
         return [add, {"ph": "s", **where}, {"ph": "f", **where}]
 
     trace = merged(tmp_path, a=profile(0, events(0)), b=profile(1, events(1)))
-    assert len({each["id"] for each in trace["traceEvents"] if each["ph"] == "s"}) == 2
+    assert len({event["id"] for event in trace["traceEvents"] if event["ph"] == "s"}) == 2
 
 
 def test_profiles_alone_are_aligned(tmp_path: Path) -> None:
@@ -216,7 +216,7 @@ def test_profiles_alone_are_aligned(tmp_path: Path) -> None:
     (clock,) = [each for each in trace["otherData"]["clocks"] if each["rank"] == 1]
     assert clock["offset_s"] == pytest.approx(5, abs=clock["uncertainty_s"])
     assert clock["uncertainty_s"] < 0.004
-    assert [each["ph"] for each in trace["traceEvents"] if each["ph"] in "sf"] == ["s", "f", "s", "f"]
+    assert [event["ph"] for event in trace["traceEvents"] if event["ph"] in "sf"] == ["s", "f", "s", "f"]
 
 
 def test_operations_of_a_profile_that_overlap_get_rows(tmp_path: Path) -> None:

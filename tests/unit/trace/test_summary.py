@@ -65,7 +65,7 @@ def test_values_by_rank() -> None:
     records = [record(0), record(0, "trace_0.json"), record(1)]
     alignments = [REFERENCE, Alignment(1000.0, 500.0, 0), Alignment(-2e9, 1e6, 0, 3e6)]
     first, second = summary.values(records, alignments)
-    assert [each["path"] for each in first["files"]] == ["/runs/flight_0", "/runs/trace_0.json"]
+    assert [file["path"] for file in first["files"]] == ["/runs/flight_0", "/runs/trace_0.json"]
     assert (first["files"][1]["offset_s"], first["offset_s"]) == (1e-6, 0)
     assert (second["offset_s"], second["uncertainty_s"], second["contradiction_s"]) == (-2, 0.001, 0.003)
 
