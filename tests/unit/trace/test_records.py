@@ -161,7 +161,7 @@ class Evil:
         (b'{"a":' * 100_000, "JSON in more levels than a record has"),
         (b'{"entries": [], "pg_config": {}, "rank": 0, "time_ns": 1e999}', "its entries are not those of version 2.10"),
         (pickle.dumps(flight(0, [])), "a pickle, which a stranger may have made to run code: "),
-        (gzip.compress(pickle.dumps(Evil())), "if you trust whoever wrote this file, add --pickles"),
+        (gzip.compress(pickle.dumps(Evil()), mtime=0), "if you trust whoever wrote this file, add --pickles"),
         (json.dumps({"traceEvents": [], "otherData": {"program": MERGED}}).encode(), "`commlayer trace` wrote"),
         (json.dumps(profile(None, [])).encode(), "it has no rank: let the profiler start after init_process_group"),
         (json.dumps(flight(0, [{}])).encode(), "its entries are not those of version 2.10"),
