@@ -61,7 +61,7 @@ def test_help_has_every_word_of_its_text(name: str, command: Any) -> None:
     assert [word for word in (command.help or "").split() if word not in shown] == []
 
 
-@pytest.mark.parametrize("command", ["", "bench", *commands()])
+@pytest.mark.parametrize("command", ["", *commands()])
 def test_every_command_has_both_flags_of_help(command: str) -> None:
     short, long = (RUNNER.invoke(cli.app, [*command.split(), flag]) for flag in ("-h", "--help"))
     assert short.exit_code == long.exit_code == 0
