@@ -1,4 +1,5 @@
-"""The compiled engine as mypy sees it: cffi's `ffi`, and `lib` with the functions and constants of commlayer.h."""
+"""The compiled engine as mypy sees it: cffi's `ffi`, and `lib`, whose functions and constants are those of
+commlayer.h; none is typed here."""
 
 from collections.abc import Callable
 from typing import Any, Protocol

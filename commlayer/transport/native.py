@@ -14,7 +14,7 @@ from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from .._native import ffi as ffi  # group.py and joining.py import both from here
+from .._native import ffi as ffi  # the other modules of this folder import both from here
 from .._native import lib as lib
 from ..config import Config
 from ..errors import (

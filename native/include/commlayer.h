@@ -129,7 +129,7 @@ struct cl_range {
 
 /* The treatment of contributions to a reduction that did not arrive. */
 enum cl_treatment {
-    CL_FEEDBACK = 0, /* they count as zero; their owners learn of it (cl_operation_missing) and can add them later */
+    CL_FEEDBACK = 0, /* they count as zero; their makers learn of it (cl_operation_missing) and can add them later */
     CL_RESCALE = 1,  /* SUM only: range by range, the sum of those that arrived times ranks / their number */
     CL_ZERO = 2,     /* they count as zero */
 };
@@ -210,7 +210,7 @@ struct cl_engine_options {
     uint32_t address_count;               /* at most 64 */
     uint32_t datagram_bytes;              /* largest UDP payload, header included */
     uint64_t unexpected_limit_bytes;      /* limit of the memory for packets that come before their operation */
-    uint64_t peer_timeout_us;             /* a peer is lost after so much silence */
+    uint64_t peer_timeout_us;             /* a peer is lost after so much silence and up to a tenth more */
     uint32_t auth;                        /* enum cl_auth */
     uint32_t dscp;                  /* udp: not 0: DSCP by priority, and ECN-capable unless a packet may be lost */
     const char *ofi_provider;       /* ofi: name of libfabric's provider; NULL or empty: its first */
@@ -398,9 +398,10 @@ struct cl_message_request {
 
 /* Point-to-point, independent of and concurrent with the plans. Messages of one sender, receiver and tag are received
  * in the order in which they were sent; both sides must give the same length, which may be 0, else the group fails with
- * CL_EMISMATCH. A send of up to 64 KiB is done when it has been copied, while the copies of the group take up to 1 MiB;
- * another one when all of it is with the receiver's engine, or in memory that the two ranks share. The first failure of
- * one fails the group, also after it was done. cl_group_close waits for the delivery of copies, 20 s at most. */
+ * CL_EMISMATCH. A send of up to 64 KiB (within a host also at most a quarter of the ring) is done when it has been
+ * copied, while the copies of the group take up to 1 MiB; another one when all of it is with the receiver's engine, or
+ * in memory that the two ranks share. The first failure of one fails the group, also after it was done. cl_group_close
+ * waits for the delivery of copies, 20 s at most. */
 int cl_send(cl_group *group, const struct cl_message_request *request, cl_operation **operation);
 int cl_receive(cl_group *group, const struct cl_message_request *request, cl_operation **operation);
 /* The rank from which a receive got its message, once it has ended well; else returns its status. */

@@ -14,8 +14,8 @@
  * first rotates the block: it multiplies the values by random signs and applies the orthonormal Walsh-Hadamard
  * transform, which spreads outliers over the block (Suresh et al., "Distributed mean estimation with limited
  * communication", ICML 2017). The signs come from a counter generator keyed by (key, number of the block), so that
- * every rank derives the same ones. In the mean over keys, int4 shrinks a block by 0.2 % (one of a single value other
- * than 0: by 7 %) and has no other bias. Values of int4 that would be decoded to more than the largest float are
+ * the decoders derive those of the encoder. In the mean over keys, int4 shrinks a block by 0.2 % (one of a single value
+ * other than 0: by 7 %) and has no other bias. Values of int4 that would be decoded to more than the largest float are
  * limited to it.
  *
  * sign keeps the sign of each value. The scale is the mean magnitude of the block's values, rounded to the nearest
@@ -32,7 +32,7 @@
 
 /* Which block of which bucket in which step: rotations of different blocks are independent. */
 struct cl_codec_place {
-    uint64_t key;   /* of the step and the bucket, the same on all ranks */
+    uint64_t key;   /* of the operation and the encoding rank (cl_codec_key) */
     uint64_t block; /* number of the first block */
 };
 

@@ -21,8 +21,9 @@ void cl_endpoint_abort(struct cl_endpoint *endpoint, uint32_t group, const uint1
 void cl_endpoint_fail_group(struct cl_endpoint *endpoint, uint32_t group, int reason, uint16_t culprit);
 bool cl_endpoint_next_abort(struct cl_endpoint *endpoint, struct cl_closed_group *aborted);
 
-/* Marks a peer dead: its messages complete with CL_EPEERLOST. The endpoint itself calls this when a peer with
- * outstanding messages has not answered for peer_timeout_us, or up to a tenth longer since it was last heard. */
+/* Marks a peer dead: its messages complete with CL_EPEERLOST. The endpoint itself calls this for a peer with
+ * outstanding messages: after 1.1 peer_timeout_us without any packet from it, or 2.2 without an acknowledgement
+ * (cl_peer_lost_us). */
 void cl_endpoint_peer_lost(struct cl_endpoint *endpoint, uint16_t peer);
 
 #endif

@@ -18,7 +18,7 @@
  *    receiver also reports when it got every packet after all: acknowledgements of packets given up long ago may be
  * lost.
  *
- * When every packet arrives, there is neither PROBE nor STOP: the message is like a reliable one.
+ * When every packet arrives, there is no STOP, and a PROBE only while protected packets are not acknowledged.
  *
  * A PROBE carries {u32 number of protected packets, u32 loss budget}. The receiver waits for that many protected
  * packets; another budget than its own is a mismatch. TAIL is set only when the protected packets are acknowledged.
@@ -52,7 +52,8 @@ uint8_t cl_partial_flags(const struct cl_send *send, uint32_t packet);
 bool cl_partial_give_up(struct cl_endpoint *endpoint, struct cl_send *send, uint32_t packet);
 /* Notes that the packet is acknowledged, for the first time. */
 void cl_partial_done(struct cl_send *send, uint32_t packet);
-/* Sends a PROBE if the message has run out: nothing is left to send and packets were given up. */
+/* Sends a PROBE if the message has run out: nothing is left to send, and packets were given up or protected ones are
+ * not acknowledged yet. */
 void cl_partial_run_out(struct cl_endpoint *endpoint, struct cl_send *send);
 /* The receiver refused the PROBE, as it overtook all packets of its message. */
 void cl_partial_on_probe_refused(struct cl_endpoint *endpoint, struct cl_peer *peer, const struct cl_control *probe);

@@ -1,9 +1,10 @@
 """`Shares`: the hosts' shares of a group's all-reduces, by the rates of their links.
 
 Every few all-reduces the ranks exchange the rates that they have measured (an all-gather of 16 bytes for each rank).
-Some all-reduces later each of them derives the same weights from these rates. A rank that does not have the rates of
-all by then cannot wait: the late rank may be waiting for it in another group. So it proposes the present weights, and
-whoever would change them asks the Store, where the first proposal holds for all ranks.
+Some all-reduces later each of them derives the same weights from these rates. A rank that still lacks rates after
+LATE_S cannot wait longer, because the late rank may wait for it in another group: it writes the present weights into
+the Store. A rank that would change the weights writes its own. The Store keeps the first entry, and both take it; a
+rank whose weights stay need not ask.
 """
 
 from __future__ import annotations
