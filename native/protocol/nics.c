@@ -20,13 +20,3 @@ bool cl_nics_have_urgent(const struct cl_nics *nics, uint64_t now_us)
             return true;
     return false;
 }
-
-bool cl_nics_release(struct cl_nics *nics)
-{
-    bool waited_for = false;
-    for (int i = 0; i < CL_NICS_MAX; i++) {
-        waited_for = waited_for || nics->list[i].waited_for;
-        nics->list[i].waited_for = false;
-    }
-    return waited_for;
-}

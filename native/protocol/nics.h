@@ -11,8 +11,7 @@ enum { CL_NICS_MAX = 8 };
 
 struct cl_nic {
     struct cl_congestion_nic congestion;
-    bool waited_for; /* peers are blocked until the interface takes packets again */
-    uint64_t turn;   /* smallest `turns` of a peer that waits for it: see peer.h */
+    uint64_t turn; /* smallest `turns` of a peer that waits for it: see peer.h */
 };
 
 struct cl_nics {
@@ -25,7 +24,5 @@ struct cl_nics {
 uint64_t cl_nics_ready_us(struct cl_nics *nics, uint8_t class, uint64_t now_us);
 /* Whether urgent packets left through an interface a moment ago. */
 bool cl_nics_have_urgent(const struct cl_nics *nics, uint64_t now_us);
-/* A pacer lets packets go again: forgets which interfaces were waited for. False: none was. */
-bool cl_nics_release(struct cl_nics *nics);
 
 #endif

@@ -231,12 +231,13 @@ static size_t send_probe(struct cl_endpoint *endpoint, struct cl_peer *peer, str
 /* Whether a probe has to wait for the interface. Probes may repeat packets that are merely late. With hundreds of peers
  * behind a slow interface, probes alone could fill it and delay the packets that prove that this process lives. So they
  * wait for the interface's pacer like data. */
-static bool wait_for_interface(struct cl_endpoint *endpoint, struct cl_path *path, uint64_t now_us)
+static bool wait_for_interface(struct cl_endpoint *endpoint, struct cl_peer *peer, struct cl_path *path,
+                               uint64_t now_us)
 {
     uint64_t ready_us = cl_congestion_nic_ready_us(&path->nic->congestion, CL_CLASSES - 1, now_us);
     if (ready_us <= now_us)
         return false;
-    path->nic->waited_for = true;
+    cl_peer_list_wait(&endpoint->peers, peer);
     path->probe_waits = true;
     cl_timers_arm(&endpoint->timers, &endpoint->nics.timer, ready_us);
     return true;
@@ -264,7 +265,7 @@ static size_t send_before_data(struct cl_endpoint *endpoint, struct cl_peer *pee
             struct cl_control control = {.group = call.group, .sequence = call.sequence};
             count += send_control(endpoint, peer, path, CL_PACKET_PING, &control, now_us, &out[count]);
         }
-        if (path->probe && count < capacity && !wait_for_interface(endpoint, path, now_us)) {
+        if (path->probe && count < capacity && !wait_for_interface(endpoint, peer, path, now_us)) {
             path->probe = false;
             count += send_probe(endpoint, peer, path, now_us, &out[count], capacity - count);
         }
@@ -366,6 +367,8 @@ static size_t send_next(struct cl_endpoint *endpoint, struct cl_send *send, uint
         cl_queue_block(&endpoint->queue, &peer->node, send->priority);
         peer->pacer_us = ready_us;
         cl_endpoint_arm(endpoint, peer, ready_us);
+        if (egress_ready_us != UINT64_MAX)
+            cl_peer_list_wait(&endpoint->peers, peer);
         cl_timers_arm(&endpoint->timers, &endpoint->nics.timer, egress_ready_us);
         return 0;
     }

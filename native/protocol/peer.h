@@ -44,6 +44,8 @@ struct cl_peer {
     bool heard;             /* it has sent a packet to this process */
     bool urgent;            /* in the list of peers with something to send at once: see peer_list.h */
     struct cl_peer *urgent_next;
+    bool waiting; /* in the list of peers that wait for an interface */
+    struct cl_peer *waiting_next;
     struct cl_timer timer;
 
     uint32_t outstanding;  /* posted messages, both sides */

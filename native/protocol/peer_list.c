@@ -51,6 +51,26 @@ void cl_peer_list_calm(struct cl_peer_list *peers)
     peer->urgent = false;
 }
 
+void cl_peer_list_wait(struct cl_peer_list *peers, struct cl_peer *peer)
+{
+    if (peer->waiting)
+        return;
+    peer->waiting = true;
+    peer->waiting_next = NULL;
+    *(peers->waiting_first != NULL ? &peers->waiting_last->waiting_next : &peers->waiting_first) = peer;
+    peers->waiting_last = peer;
+}
+
+struct cl_peer *cl_peer_list_release(struct cl_peer_list *peers)
+{
+    struct cl_peer *peer = peers->waiting_first;
+    if (peer != NULL) {
+        peers->waiting_first = peer->waiting_next;
+        peer->waiting = false;
+    }
+    return peer;
+}
+
 void cl_peer_list_tell(struct cl_peer_list *peers, struct cl_peer *peer, uint8_t kind, struct cl_control control)
 {
     if (cl_controls_push(&peer->controls, kind, &control))

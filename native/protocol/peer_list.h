@@ -1,6 +1,6 @@
 /*
- * Peer list: all peers of an endpoint by id, and the list of the urgent ones: they have something to send before any
- * data, an acknowledgement, a control packet, a probe or a PING.
+ * Peer list: all peers of an endpoint by id, the list of the urgent ones, which have something to send before any data
+ * (an acknowledgement, a control packet, a probe or a PING), and the list of those that wait for an interface.
  */
 #ifndef CL_PROTOCOL_PEER_LIST_H
 #define CL_PROTOCOL_PEER_LIST_H
@@ -12,6 +12,7 @@ struct cl_peer_list {
     uint32_t length;
     uint32_t count;
     struct cl_peer *urgent_first, *urgent_last;
+    struct cl_peer *waiting_first, *waiting_last;
 };
 
 /* NULL when there is no such peer. */
@@ -29,6 +30,10 @@ void cl_peer_list_free(struct cl_peer_list *peers);
 void cl_peer_list_urge(struct cl_peer_list *peers, struct cl_peer *peer);
 /* The first urgent peer has nothing more to send. */
 void cl_peer_list_calm(struct cl_peer_list *peers);
+/* The peer has something to send, and its interfaces take nothing now. */
+void cl_peer_list_wait(struct cl_peer_list *peers, struct cl_peer *peer);
+/* Takes the peer that has waited longest from the list; NULL: none waits. */
+struct cl_peer *cl_peer_list_release(struct cl_peer_list *peers);
 /* Queues a control packet to the peer. */
 void cl_peer_list_tell(struct cl_peer_list *peers, struct cl_peer *peer, uint8_t kind, struct cl_control control);
 

@@ -45,7 +45,6 @@ struct cl_path *cl_spray_pick(struct cl_path *paths, uint32_t count, const struc
         uint64_t interface_ready_us = cl_congestion_nic_ready_us(&path->nic->congestion, packet->first_class, now_us);
         if (interface_ready_us > now_us) {
             lower(egress_ready_us, interface_ready_us);
-            path->nic->waited_for = true;
             continue;
         }
         if (count == 1)

@@ -160,12 +160,11 @@ static void resume_probes(struct cl_endpoint *endpoint, struct cl_peer *peer)
 /* A pacer lets packets go again: unblocks the peers and probes that waited for it. */
 static void release_interfaces(struct cl_endpoint *endpoint)
 {
-    bool waited_for = cl_nics_release(&endpoint->nics);
-    for (uint32_t i = 0; waited_for && i < endpoint->peers.length; i++)
-        if (endpoint->peers.list[i] != NULL) {
-            cl_queue_unblock(&endpoint->queue, &endpoint->peers.list[i]->node);
-            resume_probes(endpoint, endpoint->peers.list[i]);
-        }
+    struct cl_peer *peer;
+    while ((peer = cl_peer_list_release(&endpoint->peers)) != NULL) {
+        cl_queue_unblock(&endpoint->queue, &peer->node);
+        resume_probes(endpoint, peer);
+    }
 }
 
 /* Counts the time from `from_us` to now as no silence of the peer. The silence before it stays: where this process

@@ -26,6 +26,21 @@ TEST(test_peers_are_found_by_id)
     CHECK_EQ(peers.count, 2);
 }
 
+/* Peers that wait for an interface are released in the order in which they began to wait, each once. */
+TEST(test_waiting_peers)
+{
+    SCOPED(cl_peer_list_free) struct cl_peer_list peers = {0};
+    struct cl_peer *one = add(&peers, 1), *two = add(&peers, 2);
+    CHECK(cl_peer_list_release(&peers) == NULL);
+    cl_peer_list_wait(&peers, two);
+    cl_peer_list_wait(&peers, one);
+    cl_peer_list_wait(&peers, two);
+    CHECK(cl_peer_list_release(&peers) == two);
+    cl_peer_list_wait(&peers, two);
+    CHECK(cl_peer_list_release(&peers) == one && cl_peer_list_release(&peers) == two);
+    CHECK(cl_peer_list_release(&peers) == NULL);
+}
+
 /* Urgent peers are in the order in which they became urgent, each once; control packets make a peer urgent. */
 TEST(test_urgent_peers)
 {
