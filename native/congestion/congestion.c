@@ -127,6 +127,11 @@ uint64_t cl_congestion_delay_us(const struct cl_congestion *congestion)
     return cl_egress_backlog_us(&congestion->nic->egress) + congestion->cc.queue_us;
 }
 
+uint64_t cl_congestion_nic_rate(const struct cl_congestion_nic *nic)
+{
+    return (uint64_t)nic->egress.capacity;
+}
+
 bool cl_congestion_nic_is_mixed(const struct cl_congestion_nic *nic, uint64_t now_us)
 {
     return now_us < nic->egress.mixed_until_us;

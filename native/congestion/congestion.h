@@ -120,6 +120,8 @@ uint64_t cl_congestion_nic_ready_us(struct cl_congestion_nic *nic, uint8_t class
 
 /* How long a packet that is sent now will stand in queues. */
 uint64_t cl_congestion_delay_us(const struct cl_congestion *congestion);
+/* The rate of an interface as measured so far, in bytes per second. */
+uint64_t cl_congestion_nic_rate(const struct cl_congestion_nic *nic);
 /* Whether several classes are in use at the interface: packets may overtake others. */
 bool cl_congestion_nic_is_mixed(const struct cl_congestion_nic *nic, uint64_t now_us);
 /* Whether urgent packets left through it a moment ago, beside others. */

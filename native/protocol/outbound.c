@@ -10,6 +10,8 @@
 
 enum {
     PEERS_COMPARED = 32, /* for each packet, at most */
+    TURN_US = 50,        /* the longest turn of more than CL_QUEUE_TURN packets: other peers wait for its end */
+    TURN_BYTES = 64000,  /* and what fits into one super-packet */
     FRAGMENT_BYTES = CL_PACKET_HEAD_BYTES + CL_CONGESTION_OVERHEAD_BYTES,
 };
 
@@ -312,6 +314,14 @@ static uint64_t turn_of(const struct cl_endpoint *endpoint, const struct cl_peer
     return turn > nic->turn ? turn : nic->turn;
 }
 
+/* The packets of a turn that leaves through an interface. */
+static uint32_t turn_limit(const struct cl_endpoint *endpoint, const struct cl_nic *nic)
+{
+    uint64_t bytes = cl_congestion_nic_rate(&nic->congestion) * TURN_US / 1000000;
+    bytes = bytes < TURN_BYTES ? bytes : TURN_BYTES;
+    return smaller(CL_QUEUE_TURN_MOST, (uint32_t)bytes / endpoint->config.datagram_bytes);
+}
+
 /* Balances the peers on each of several interfaces. Chance decides which interface is free when a peer has its turn, so
  * several hosts may send to one port of a peer while its other ports are idle. So each interface sends the same amount
  * to each waiting peer, give or take half a turn: if the peer of `send`, which would leave by `*path`, is further
@@ -338,7 +348,7 @@ static struct cl_send *balance(struct cl_endpoint *endpoint, struct cl_send *sen
         lagging_path = open;
     }
     nic->turn = least;
-    if (own <= least + (uint64_t)CL_QUEUE_TURN / 2 * endpoint->config.datagram_bytes)
+    if (own <= least + (uint64_t)cl_queue_turn_limit(&endpoint->queue) / 2 * endpoint->config.datagram_bytes)
         return send;
     *path = lagging_path;
     return lagging;
@@ -360,7 +370,7 @@ static size_t send_next(struct cl_endpoint *endpoint, struct cl_send *send, uint
                                      .first_class = cl_queue_first_class(&endpoint->queue)};
     /* a turn leaves by one path if possible: the wire sends consecutive packets of one path much faster */
     struct cl_path *path = &peer->paths[peer->turn_path];
-    bool same = !cl_queue_turn_begins(&endpoint->queue) && cl_spray_may(path, &wanted, now_us);
+    bool begins = cl_queue_turn_begins(&endpoint->queue), same = !begins && cl_spray_may(path, &wanted, now_us);
     if (!same)
         path = cl_spray_pick(peer->paths, peer->path_count, &wanted, now_us, &ready_us, &egress_ready_us);
     if (path == NULL) {
@@ -372,6 +382,8 @@ static size_t send_next(struct cl_endpoint *endpoint, struct cl_send *send, uint
         cl_timers_arm(&endpoint->timers, &endpoint->nics.timer, egress_ready_us);
         return 0;
     }
+    if (begins)
+        endpoint->queue.turn_limit = turn_limit(endpoint, path->nic);
     if (!same && endpoint->nics.count > 1) {
         struct cl_send *lagging = balance(endpoint, send, &wanted, &path, now_us);
         if (lagging != send) {
@@ -486,6 +498,8 @@ size_t cl_endpoint_send(struct cl_endpoint *endpoint, uint64_t now_us, struct cl
         struct cl_send *send = cl_queue_next(&endpoint->queue);
         if (send == NULL)
             break;
+        if (count && cl_queue_turn_begins(&endpoint->queue) && capacity - count < CL_QUEUE_TURN_MOST)
+            break; /* the turn would leave in two parts */
         /* mostly the interface is busy: this saves asking every peer in turn */
         uint64_t ready_us = cl_nics_ready_us(&endpoint->nics, cl_queue_first_class(&endpoint->queue), now_us);
         if (ready_us > now_us) {

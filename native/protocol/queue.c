@@ -34,7 +34,7 @@ static void leave(struct cl_queue *queue, struct cl_queue_node *node, int class)
         own->previous->classes[class].next = own->next;
         own->next->classes[class].previous = own->previous;
         if (queue->turn[class] == node)
-            queue->turn[class] = own->next;
+            cl_queue_give_turn(queue, own->next, (uint8_t) class);
     }
     own->previous = own->next = NULL;
 }
@@ -73,7 +73,7 @@ struct cl_send *cl_queue_next(const struct cl_queue *queue)
 void cl_queue_sent(struct cl_queue *queue, struct cl_queue_node *node, const struct cl_send *send)
 {
     queue->packets++;
-    if (++queue->turn_packets < CL_QUEUE_TURN)
+    if (++queue->turn_packets < cl_queue_turn_limit(queue))
         return;
     cl_queue_give_turn(queue, node->classes[send->priority].next, send->priority);
 }

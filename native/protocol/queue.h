@@ -3,7 +3,8 @@
  *
  * Priority is strict over all messages of the endpoint, packet by packet. Within a class the peers take turns, and the
  * messages of a peer go by their order: the smallest first, equal ones first in, first out. A message with lost packets
- * goes before all that wait. One packet in CL_QUEUE_GUARD is
+ * goes before all that wait. The packets of a turn leave as one super-packet (wire/udp.c): that is much cheaper, so on
+ * fast links a turn is longer, as the caller says. One packet in CL_QUEUE_GUARD is
  * the guard's: it goes to the least urgent class with data, so that no class starves. A blocked peer (no window, no
  * tokens) has no turns until it is unblocked: it costs nothing and delays nobody. A class may be blocked while more
  * urgent classes of the same peer are not.
@@ -16,7 +17,8 @@
 
 enum {
     CL_QUEUE_GUARD = 64,
-    CL_QUEUE_TURN = 4, /* packets */
+    CL_QUEUE_TURN = 4, /* packets, at least */
+    CL_QUEUE_TURN_MOST = 32,
 };
 
 struct cl_queue_node;
@@ -38,7 +40,13 @@ struct cl_queue {
     uint8_t classes;                        /* bit c: turn[c] is not NULL */
     uint32_t packets;                       /* taken so far, for the guard */
     uint32_t turn_packets;
+    uint32_t turn_limit; /* packets of the present turn; fewer than CL_QUEUE_TURN count as that */
 };
+
+static inline uint32_t cl_queue_turn_limit(const struct cl_queue *queue)
+{
+    return queue->turn_limit > CL_QUEUE_TURN ? queue->turn_limit : CL_QUEUE_TURN;
+}
 
 void cl_queue_push(struct cl_queue *queue, struct cl_queue_node *node, struct cl_send *send, bool first);
 void cl_queue_remove(struct cl_queue *queue, struct cl_queue_node *node, struct cl_send *send);

@@ -74,6 +74,28 @@ TEST(test_peers_take_turns)
         CHECK_EQ(sent[i], CL_QUEUE_TURN * 10);
 }
 
+/* Turns are as long as the caller says, but not shorter than CL_QUEUE_TURN. A peer that is blocked gives up the rest of
+ * its turn, and the next peer has a whole one. */
+TEST(test_length_of_a_turn)
+{
+    start();
+    for (int i = 0; i < PEERS; i++)
+        cl_queue_push(&queue, &nodes[i], &sends[i][0], false);
+    queue.turn_limit = 10;
+    for (int i = 0; i < 10; i++)
+        CHECK_EQ(send_one(), 0);
+    CHECK(cl_queue_turn_begins(&queue));
+    for (int i = 0; i < 7; i++)
+        CHECK_EQ(send_one(), 1);
+    cl_queue_block(&queue, &nodes[1], 0);
+    for (int i = 0; i < 10; i++)
+        CHECK_EQ(send_one(), 2);
+    queue.turn_limit = 1;
+    for (int i = 0; i < CL_QUEUE_TURN; i++)
+        CHECK_EQ(send_one(), 0);
+    CHECK_EQ(send_one(), 2);
+}
+
 TEST(test_priority_is_strict_but_for_the_guard)
 {
     start();
