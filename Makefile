@@ -197,7 +197,7 @@ lint-python: venv native
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-C_FILES := $(NATIVE_SOURCES) $(wildcard native/sim/*.c native/fabric/*.c native/tests/*.c native/fuzz/*.c)
+C_FILES := $(NATIVE_SOURCES) $(wildcard native/sim/*.c native/fabric/*.c native/speed/*.c native/tests/*.c native/fuzz/*.c)
 lint-c: venv lint-c-gcc $(if $(shell command -v $(CLANG)),lint-c-clang,lint-c-no-clang)
 	$(BIN)/clang-format --dry-run -Werror $(C_FILES) $(NATIVE_HEADERS)
 lint-c-no-clang:
@@ -224,6 +224,8 @@ build/$(1)/libcommlayer.a: $(patsubst native/%.c,build/$(1)/%.o,$(filter-out $(C
 build/$(1)/test_%: build/$(1)/tests/test_%.o build/$(1)/libcommlayer.a
 	@$(2) $(3) -o $$@ $$^ $(C_LIBS)
 build/$(1)/fabric/simulate: build/$(1)/fabric/main.o build/$(1)/libcommlayer.a
+	@$(2) $(3) -o $$@ $$^ $(C_LIBS)
+build/$(1)/speed/%: build/$(1)/speed/%.o build/$(1)/libcommlayer.a
 	@$(2) $(3) -o $$@ $$^ $(C_LIBS)
 build/$(1)/simulate: build/$(1)/sim/main.o build/$(1)/libcommlayer.a
 	@$(2) $(3) -o $$@ $$^ $(C_LIBS)

@@ -85,6 +85,7 @@ MAY_INCLUDE = {
     "engine": {"group", "plan", "protocol", "congestion", "kernels", "os", "wire"},
     "sim": {"group", "plan", "protocol", "congestion", "kernels"},
     "fabric": {"sim", "plan", "protocol", "congestion", "kernels"},
+    "speed": {"engine", "group", "plan", "protocol", "congestion", "os", "tests"},
     "fuzz": {"sim", "group", "plan", "protocol", "congestion"},
 }
 # What other folders may know of native/congestion/, so that another rate control can take its place.
