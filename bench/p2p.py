@@ -15,10 +15,20 @@ from typing import Any
 from bench.first_light import claim
 from bench.harness.matrix import P50, ROOT, Claim, Matrix, Runs, machines, measure
 
-KINDS = {"pingpong": "one, and one back", "window": "8 at once, and an answer"}
+KINDS = {
+    "pingpong": "one, and one back",
+    "apart": "the same, 2 ms after the last",
+    "barrier": "the same, after a barrier",
+    "window": "8 at once, and an answer",
+}
+BEFORE = {"apart": " --apart 2", "barrier": " --barrier"}
+"""Options of the kinds that are a `pingpong` with something before it."""
+
 RATES = {"50M": "50 Mbit/s", "200M": "200 Mbit/s", "1G": "1 Gbit/s"}
 SIZES: dict[str, dict[str, tuple[str, ...]]] = {
     "pingpong": {"small": ("4K", "64K"), "large": ("1M", "4M")},
+    "apart": {"small": ("4K",)},
+    "barrier": {"small": ("4K",)},
     "window": {"small": ("4K", "64K"), "large": ("1M",)},
 }
 ITERATIONS = {"50M": {"small": 30, "large": 3}, "200M": {"small": 60, "large": 5}, "1G": {"small": 100, "large": 15}}
@@ -30,8 +40,9 @@ EQUAL = 0.97
 def arguments(kind: str, rate: str, part: str) -> str:
     """The arguments of `commlayer bench`. At 1 Gbit/s segmentation offloads stay on, as two cores cannot do without."""
     sizes, offloads = ",".join(SIZES[kind][part]), " --offloads" if rate == "1G" else ""
+    collective = f"pingpong{BEFORE[kind]}" if kind in BEFORE else kind
     return (
-        f"{kind} --netns 2 --rate {rate}{offloads} --backends gloo,commlayer --tcp-cc cubic,bbr --sizes {sizes} "
+        f"{collective} --netns 2 --rate {rate}{offloads} --backends gloo,commlayer --tcp-cc cubic,bbr --sizes {sizes} "
         f"--iters {ITERATIONS[rate][part]} --warmup 2"
     )
 

@@ -99,6 +99,8 @@ def bench(
     iters: Annotated[int, typer.Option("--iters", "-n", help="Timed iterations per round")] = 20,
     warmup: Annotated[int, typer.Option("--warmup", "-w", help="Untimed iterations per round")] = 2,
     rounds: Annotated[int, typer.Option(help="How often the backends take turns")] = 5,
+    apart_ms: Annotated[float, typer.Option("--apart", help="Milliseconds that each rank sleeps before a call")] = 0,
+    barrier: Annotated[bool, typer.Option("--barrier", help="A barrier, which is not timed, before each call")] = False,
     json_path: JsonOption = None,
     imports: Annotated[
         str | None, typer.Option("--import", help="Comma-separated modules that register further backends")
@@ -170,6 +172,8 @@ def bench(
             iters=iters,
             warmup=warmup,
             rounds=rounds,
+            apart_ms=apart_ms,
+            barrier=barrier,
             timeout_s=timeout_s,
             imports=() if imports is None else tuple(imports.split(",")),
             json_path=None if json_path is None else str(json_path),

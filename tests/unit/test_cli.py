@@ -95,12 +95,13 @@ def test_the_shell_completes_commands_and_options() -> None:
 def test_arguments_become_the_spec(started: list[tuple[Spec, int]], tmp_path: Path) -> None:
     out = str(tmp_path / "out.json")
     words = "all_gather --backends gloo,commlayer --ranks 3 --min 1K --max 4K --dtype int32 --iters 7 --warmup 3"
-    assert bench(*words.split(), "--json", out).exit_code == 0
+    assert bench(*words.split(), "--apart", "2", "--barrier", "--json", out).exit_code == 0
     spec, ranks = started[0]
     assert ranks == 3
     assert [str(backend) for backend in spec.backends] == ["gloo", "commlayer"]
     assert (spec.collective, spec.sizes, spec.dtype) == ("all_gather", (1024, 2048, 4096), "int32")
     assert (spec.iters, spec.warmup, spec.json_path, spec.scenario) == (7, 3, out, None)
+    assert (spec.apart_ms, spec.barrier) == (2, True)
 
 
 def test_network_arguments_become_the_link(started: list[tuple[Spec, int]]) -> None:

@@ -157,6 +157,10 @@ class Bench:
         for index in range(iterations):
             if index and backend.beside is not None:
                 backend.beside.top_up()
+            if self.spec.apart_ms:
+                time.sleep(self.spec.apart_ms / 1e3)
+            if self.spec.barrier:
+                dist.barrier(backend.group)
             start_ns = time.perf_counter_ns()
             collective.run(backend.group)
             times_us[index] = (time.perf_counter_ns() - start_ns) / 1e3

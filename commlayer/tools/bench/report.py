@@ -61,6 +61,9 @@ def header(spec: Spec, world: int, facts: dict[str, Any]) -> list[str]:
         f"# backends         : {names}; speedup is over {spec.backends[0]}",
         f"# taking turns     : {spec.rounds} rounds of {spec.iters} iterations after {spec.warmup} warm-up iterations",
     ]
+    if spec.apart_ms or spec.barrier:
+        before = [f"{spec.apart_ms:g} ms of sleep"] * (spec.apart_ms > 0) + ["a barrier"] * spec.barrier
+        lines.append(f"# before each call : {' and '.join(before)}, not timed")
     if spec.scenario is not None:
         lines.append(f"# network          : {spec.scenario}")
         ideal_gb_s = _ideal_gb_s(spec, world)
@@ -154,6 +157,8 @@ def document(spec: Spec, world: int, facts: dict[str, Any], results: Sequence[di
         "iters": spec.iters,
         "warmup": spec.warmup,
         "rounds": spec.rounds,
+        "apart_ms": spec.apart_ms,
+        "barrier": spec.barrier,
         "link": link,
         "scenario": scenario,
         "baseline": str(spec.backends[0]),

@@ -32,6 +32,7 @@ COLLECTIVE_NAMES = (
 CAST_NAMES = ("float16", "bfloat16")
 
 TIMEOUT_LIMIT_S = 7 * 86400.0
+APART_LIMIT_MS = 60e3
 
 USUAL = Policy()
 DTYPE_NAMES = ("float32", "float64", "float16", "bfloat16", "int8", "uint8", "int32", "int64")
@@ -166,6 +167,10 @@ class Spec:
     """Untimed iterations at the start of each round; the first of them is checked."""
     rounds: int = 5
     """Number of turns of each backend."""
+    apart_ms: float = 0.0
+    """The time for which each rank sleeps before an iteration."""
+    barrier: bool = False
+    """Whether a barrier of the backend, which is not timed, comes before each iteration."""
     timeout_s: float = 300.0
     imports: tuple[str, ...] = ()
     """Modules that every rank imports; they may register backends."""
@@ -192,6 +197,8 @@ class Spec:
             raise ValueError(
                 f"iters {self.iters}, warmup {self.warmup}, rounds {self.rounds}: expected at least 1 of each"
             )
+        if not 0 <= self.apart_ms <= APART_LIMIT_MS:
+            raise ValueError(f"apart {self.apart_ms:g}: expected 0 to {APART_LIMIT_MS:g} milliseconds")
         if not 0 < self.timeout_s <= TIMEOUT_LIMIT_S:
             raise ValueError(
                 f"timeout {self.timeout_s}: expected more than 0, up to {TIMEOUT_LIMIT_S:.0f} seconds (a week)"

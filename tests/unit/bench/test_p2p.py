@@ -4,7 +4,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from bench.p2p import CLAIMS, MATRIX, RUNS, table
+from bench.p2p import BEFORE, CLAIMS, MATRIX, RUNS, table
 
 
 def run(sizes: list[int], gloo_us: float, ours_us: float) -> dict[str, Any]:
@@ -21,7 +21,8 @@ def run(sizes: list[int], gloo_us: float, ours_us: float) -> dict[str, Any]:
 def test_every_claim_has_its_run_and_size() -> None:
     for (kind, size, rate), each in CLAIMS.items():
         words = RUNS[each.run].split()
-        assert words[0] == kind
+        assert words[0] == ("pingpong" if kind in BEFORE else kind)
+        assert BEFORE.get(kind, "") in RUNS[each.run]
         assert words[words.index("--rate") + 1] == rate
         assert size in words[words.index("--sizes") + 1].split(",")
     assert {each.run for each in CLAIMS.values()} == set(RUNS)
