@@ -1,6 +1,8 @@
 """`CommWork` by itself: results, failures, copies, and who may learn of them when."""
 
+import _thread
 import threading
+import time
 from datetime import timedelta
 
 import pytest
@@ -70,6 +72,19 @@ def test_a_failure_is_raised_wherever_one_looks() -> None:
     assert work.is_completed()
     assert not work.is_success()
     assert work.exception() is LOST
+
+
+def test_a_thread_without_python_frames_gets_the_future() -> None:
+    """As in the backward pass of a GPU, where C++ asks for it: nothing is above `get_future` on the stack."""
+    handle = FakeHandle()
+    work = CommWork(handle, [torch.ones(1)])
+    _thread.start_new_thread(work.get_future, ())
+    end_s = time.monotonic() + 10
+    while work._future is None and time.monotonic() < end_s:
+        time.sleep(0.001)
+    assert work._future is not None
+    handle.end(None)
+    assert work._future.wait() == work.results
 
 
 def test_the_future_is_one_and_holds_the_results() -> None:

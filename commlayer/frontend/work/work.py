@@ -176,7 +176,8 @@ class CommWork(Work):
         completion thread, the operations of one bucket's callbacks would mix with those of the next buckets in another
         order on each rank. (Streams keep NCCL's in order.)
         """
-        if self.handle is not None and sys._getframe(1).f_globals.get("__name__") in HOOKS_THAT_WAIT:
+        caller = sys._getframe().f_back  # None: C++ calls, on a thread without Python frames, as a GPU's backward does
+        if self.handle is not None and caller is not None and caller.f_globals.get("__name__") in HOOKS_THAT_WAIT:
             with contextlib.suppress(Exception):  # the future has it
                 self.handle.wait()
         with self._lock:
