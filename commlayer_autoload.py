@@ -22,7 +22,7 @@ def load() -> None:
     if not dist.is_available():
         return
     if NAME not in dist.Backend.backend_list:
-        dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
+        dist.Backend.register_backend(NAME, _create, extended_api=True, devices=_devices())
     file = environment.job_file()
     if environment.variable(environment.INSTEAD_OF) or (file and _file_replaces(file)):
         _take_place(dist)
@@ -31,6 +31,14 @@ def load() -> None:
         _watch_steps(folder)
     if file or environment.has_ddp_variables():
         _look_at_models()
+
+
+def _devices() -> list[str]:
+    """The types of devices whose tensors a group takes: also those of the accelerator at hand."""
+    import torch
+
+    found = torch.accelerator.current_accelerator()
+    return ["cpu", "cuda"] if found is None or found.type == "cuda" else ["cpu", "cuda", found.type]
 
 
 def _create(opts: Any, pg_options: Any = None) -> Any:
@@ -95,6 +103,8 @@ def _take_place(dist: Any) -> None:
 def instead_of(backend: str) -> str:
     """The backend to make where a script asks for this one: a name, "device:name,..." or "undefined" (none given).
 
+    A group of gloo and another backend stays as torch makes it: "cpu:gloo,cuda:nccl".
+
     Raises ConfigError for a wrong COMMLAYER_INSTEAD_OF, and for a faulty file of settings.
     """
     if environment.variable(environment.INSTEAD_OF).lower() != REPLACED:
@@ -106,6 +116,9 @@ def instead_of(backend: str) -> str:
 
         return backend if torch.accelerator.is_available() else NAME
     entries = [entry.rpartition(":") for entry in backend.lower().split(",")]
+    if {name for _, _, name in entries} > {REPLACED}:
+        # A group of ours is one of Python, also for the other backend, which would lose its device_id and its options.
+        return backend
     return ",".join(f"{device}{colon}{NAME if name == REPLACED else name}" for device, colon, name in entries)
 
 

@@ -69,6 +69,7 @@ _SOCKETS = numbers("sockets", 1, 8, "1 to 8", is_whole=True)
 _SECONDS = numbers("seconds", 0.1, 86400, "0.1 to 86400")
 _SECONDS_OR_NEVER = numbers("seconds", 0.1, 86400, "0 (never), or 0.1 to 86400", zero=True)
 _PACKET = numbers("bytes", 576, 65535, "0 (automatic), or 576 to 65535", zero=True, is_whole=True)
+_PINNED = numbers("bytes", 1 << 20, 1 << 50, "0 (automatic), or 1048576 and more", zero=True, is_whole=True)
 _PREFIX = "COMMLAYER_"
 
 PROCESS = "process"
@@ -155,7 +156,14 @@ class Config:
         bool,
         "with CUDA, 1: `wait()` lets the stream wait, where the driver can; 0: it blocks the calling thread. See "
         "[cuda.md](cuda.md)",
-    ] = True
+    ] = False
+    pinned_bytes: Annotated[
+        int,
+        _PINNED,
+        "with a GPU: pinned memory of a group's collectives in flight, above which a call blocks until some are over; "
+        "sends and receives never do. Automatic: an eighth of the host's memory, divided by the ranks of the host "
+        "(`LOCAL_WORLD_SIZE`). See [cuda.md](cuda.md#memory)",
+    ] = 0
     stall_s: Annotated[
         float,
         _SECONDS_OR_NEVER,

@@ -22,6 +22,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from commlayer.frontend.device.accelerator import read_word, write_word
 from commlayer.frontend.device.driver import DriverError
 
 PATIENCE_S = 10.0
@@ -30,9 +31,9 @@ PATIENCE_S = 10.0
 LAG_S = 0.001
 """Time that a copy takes."""
 
-Words = Literal["wait", "refuse", "block", "ignore"]
+Words = Literal["wait", "refuse", "block", "hang", "ignore"]
 """What the driver does when a stream shall wait for a word: that; an error; it blocks the thread that enqueues the next
-work; nothing."""
+work, or the one that asks; nothing."""
 
 
 class Queue:
@@ -64,7 +65,7 @@ class FakeStream:
     def enqueue(self, task: Callable[[], object]) -> None:
         if self.blocked_by is not None:
             word, self.blocked_by = self.blocked_by, None
-            _until(lambda: int(word) >= 1, "a word that blocks a thread")
+            _until(lambda: read_word(word) >= 1, "a word that blocks a thread")
         self._queue.put(task)
 
     def wait_event(self, event: FakeEvent) -> None:
@@ -113,13 +114,15 @@ class FakeCuda:
         self._local = threading.local()
         self._default = self.side_stream()
         self._adopted: dict[int, Tensor] = {}
+        self._allocated: dict[int, Tensor] = {}
         self._free: list[Tensor] = []
         self._lock = threading.RLock()
 
     # ---- Accelerator ------------------------------------------------------------------------------------------------
 
     def has(self, tensor: Tensor) -> bool:
-        return tensor.untyped_storage().data_ptr() in self._adopted
+        address = tensor.untyped_storage().data_ptr()
+        return address in self._adopted or address in self._allocated
 
     def current_stream(self, device: object = None) -> FakeStream:  # noqa: ARG002
         stream: FakeStream = getattr(self._local, "stream", self._default)
@@ -129,6 +132,10 @@ class FakeCuda:
         work = self._queues[len(self._streams) % len(self._queues)] if self._queues else Queue(self)
         self._streams.append(FakeStream(self, work))
         return self._streams[-1]
+
+    @contextlib.contextmanager
+    def at(self, device: torch.device) -> Iterator[None]:  # noqa: ARG002
+        yield
 
     @contextlib.contextmanager
     def on(self, stream: FakeStream) -> Iterator[None]:
@@ -162,15 +169,21 @@ class FakeCuda:
 
         self.current_stream().enqueue(task)
 
+    def write_word(self, stream: FakeStream, word: Tensor) -> None:
+        seen = alias(word)
+        stream.enqueue(lambda: write_word(seen))
+
     def wait_word(self, stream: FakeStream, word: Tensor) -> None:
         if self.words == "refuse":
             raise DriverError("cuStreamWaitValue32: CUDA_ERROR_NOT_SUPPORTED (801)")
         self.waits += 1
         seen = alias(word)
         if self.words != "ignore":
-            stream.enqueue(lambda: _until(lambda: int(seen) >= 1, "a word"))
+            stream.enqueue(lambda: _until(lambda: read_word(seen) >= 1, "a word"))
         if self.words == "block":
             stream.blocked_by = seen
+        if self.words == "hang":
+            _until(lambda: read_word(seen) >= 1, "a word, in the call that asks for the wait")
 
     def is_capturing(self) -> bool:
         return self.capturing
@@ -181,6 +194,17 @@ class FakeCuda:
         """Puts a tensor on the device."""
         self._adopted[tensor.untyped_storage().data_ptr()] = tensor  # kept, so that no other gets its address
         return tensor
+
+    def memory(self, values: Tensor) -> Tensor:
+        """A tensor as of the caching allocator: memory that nobody refers to is written by later work of the stream.
+
+        That is the current stream, as with CUDA.
+        """
+        memory, stream = values.detach().clone().view(torch.uint8), self.current_stream()
+        made = _view(memory, values.dtype, 0, values.shape)
+        self._allocated[memory.untyped_storage().data_ptr()] = memory
+        weakref.finalize(made, stream.enqueue, lambda: memory.fill_(0xA5)).atexit = False
+        return made
 
     def tensor(self, *values: float) -> Tensor:
         return self.adopt(torch.tensor(values, dtype=torch.float32))
@@ -221,8 +245,9 @@ class FakeCuda:
 
 
 def alias(tensor: Tensor) -> Tensor:
-    """The memory of a tensor, without a reference to the tensor."""
-    return _view(tensor, tensor.dtype, int(tensor.storage_offset()), tensor.shape, tensor.stride())
+    """The memory of a tensor, without a reference to the tensor. Any thread may write it, in any mode."""
+    with torch.inference_mode(mode=False):
+        return _view(tensor, tensor.dtype, int(tensor.storage_offset()), tensor.shape, tensor.stride())
 
 
 def _view(

@@ -13,6 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from types import FrameType
 from typing import Any
 
@@ -33,6 +34,9 @@ ORDINALS_KEPT = 4096
 FRAMES_SKIPPED = 6
 """Frames of this package between `Calls.add` and torch, at least."""
 
+FRAMES_HELD = 5
+"""The same of `hold_callers`."""
+
 FRAMES_KEPT = 10
 
 SHAPES_SHOWN = 3
@@ -40,6 +44,8 @@ SHAPES_SHOWN = 3
 
 ROOTED = {"broadcast": "from", "scatter": "from", "reduce": "to", "gather": "to", "send": "to", "receive": "from"}
 """Operations with a rank of their own, and the preposition before it."""
+
+_held: ContextVar[tuple[Any, ...]] = ContextVar("commlayer.callers", default=())
 
 Shapes = Sequence[Sequence[int]]
 
@@ -186,17 +192,22 @@ class Calls:
                 if len(self._ordinals) > ORDINALS_KEPT:
                     del self._ordinals[next(iter(self._ordinals))]
             self.messages.append(call)
-        call.frames = _callers()
+        call.frames = _held.get() or _callers(FRAMES_SKIPPED)
         if self.tally is not None and len(self.latest) == self.latest.maxlen:
             self.tally(self.latest[0])
         self.latest.append(call)
         call.submitted_s = time.monotonic()
 
 
-def _callers() -> tuple[Any, ...]:
-    """The frames of the callers of `Calls.add`. Line numbers are found when the frames are written: that takes long."""
+def hold_callers() -> None:
+    """Calls that are added in this context, by whatever thread, have the callers of this one."""
+    _held.set(_callers(FRAMES_HELD))
+
+
+def _callers(skipped: int) -> tuple[Any, ...]:
+    """The frames of this function's callers. Line numbers are found when the frames are written: that takes long."""
     try:
-        frame: FrameType | None = sys._getframe(FRAMES_SKIPPED)
+        frame: FrameType | None = sys._getframe(skipped)
     except ValueError:  # a test calls Calls.add itself
         return ()
     found: list[Any] = []

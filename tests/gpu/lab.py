@@ -10,7 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from commlayer.frontend.device.accelerator import CUDA, Accelerator, waits_for_words
+from commlayer.config import Config
+from commlayer.frontend.device.accelerator import Accelerator, current, waits_for_words
 from commlayer.frontend.device.devices import Devices
 from commlayer.frontend.device.pinned import PinnedCopies
 from commlayer.frontend.group.backend import CommProcessGroup
@@ -27,6 +28,8 @@ class Lab:
     """Its streams and pinned memory."""
     device = torch.device("cpu")
     """That of its tensors."""
+    stream_wait = False
+    """Whether groups are asked to let streams wait."""
 
     def tensor(self, values: Tensor) -> Tensor:
         """A copy on the device."""
@@ -62,9 +65,9 @@ class Lab:
 class Gpu(Lab):
     """A GPU: that of the rank, or one for all ranks."""
 
-    accelerator: Accelerator = CUDA
-
     def __init__(self, rank: int) -> None:
+        self.accelerator: Accelerator = current()
+        self.stream_wait = Config.from_environment().stream_wait
         self.device = torch.device("cuda", rank % torch.cuda.device_count())
         torch.cuda.set_device(self.device)
 
@@ -84,8 +87,9 @@ class Gpu(Lab):
 class FakeGpu(Lab):
     """Memory of the host; the work of streams is done by threads, but kernels of a model at once."""
 
-    def __init__(self, *, queues: int | None = None, words: Words = "wait") -> None:
+    def __init__(self, *, queues: int | None = None, words: Words = "wait", stream_wait: bool = True) -> None:
         self.cuda = FakeCuda(queues=queues, words=words)
+        self.stream_wait = stream_wait
         self.accelerator: Accelerator = self.cuda
 
     def tensor(self, values: Tensor) -> Tensor:
@@ -104,7 +108,7 @@ class FakeGpu(Lab):
         made = group or dist.distributed_c10d._get_default_group()
         assert isinstance(made, CommProcessGroup)
         if made.devices is None:
-            copies = PinnedCopies(self.cuda)
+            copies = PinnedCopies(self.cuda, stream_wait=self.stream_wait)
             made.devices = Devices(made, "commlayer", dist.HashStore(), timedelta(seconds=30), pinned=copies)
 
     def hook(self, hook: Callable[..., Any]) -> Callable[..., Any]:
@@ -117,4 +121,4 @@ class FakeGpu(Lab):
 
 def waits(lab: Lab) -> bool:
     """Whether streams of the device wait for operations."""
-    return waits_for_words(lab.accelerator, lab.device)
+    return lab.stream_wait and waits_for_words(lab.accelerator, lab.device)

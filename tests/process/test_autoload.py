@@ -110,7 +110,7 @@ def test_another_backend_cannot_be_replaced(rank: int, size: int) -> None:
         ("gloo", "commlayer"),
         ("nccl", "nccl"),
         ("commlayer", "commlayer"),
-        ("cpu:gloo,cuda:nccl", "cpu:commlayer,cuda:nccl"),
+        ("cpu:gloo,cuda:nccl", "cpu:gloo,cuda:nccl"),
         ("cpu:gloo,cuda:gloo", "cpu:commlayer,cuda:commlayer"),
         ("undefined", "undefined" if torch.accelerator.is_available() else "commlayer"),
     ],

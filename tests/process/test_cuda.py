@@ -26,10 +26,10 @@ def test_check(rank: int, size: int, name: str, queues: int | None) -> None:
     CHECKS[name](lab, rank, size)
 
 
-@pytest.mark.parametrize("name", ["many_in_flight", "messages", "training"])
+@pytest.mark.parametrize("name", CHECKS)
 @ranks.on(2, ranks.run_job)
-def test_check_where_streams_cannot_wait(rank: int, size: int, name: str) -> None:
-    lab = FakeGpu(words="refuse")
+def test_check_where_wait_blocks(rank: int, size: int, name: str) -> None:
+    lab = FakeGpu(stream_wait=False)
     lab.stage()
     CHECKS[name](lab, rank, size)
 

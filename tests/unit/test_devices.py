@@ -12,6 +12,7 @@ from commlayer.errors import CommError, ConfigError, OperationTimeoutError
 from commlayer.frontend.device.devices import Devices, backend_for, placed
 from commlayer.frontend.device.pinned import PinnedCopies, PinnedHandle
 from commlayer.frontend.work.work import CommWork
+from commlayer.transport.call import Call, Calls
 from tests.fake_cuda import FakeCuda
 
 
@@ -115,6 +116,66 @@ def test_device_tensors_go_to_the_neighbour_that_the_configuration_names(monkeyp
     group = Group(devices)
     assert group.double([Elsewhere(torch.zeros(2))], [Elsewhere(torch.ones(2))]) == "the neighbour's"  # type: ignore[comparison-overlap]
     assert not group.seen
+
+
+class Rooted:
+    """A rank of a group, with collectives that have a root: notes the tensors that it copies out and back."""
+
+    def __init__(self, devices: Devices, rank: int) -> None:
+        self.devices = devices
+        self._rank = rank
+
+    def rank(self) -> int:
+        return self._rank
+
+    @placed(inputs=[0], outputs=[0], root="reads")
+    def broadcast(self, tensors: list[Tensor], *_: Any, **__: Any) -> CommWork:
+        return CommWork(None, tensors)
+
+    @placed(inputs=[0], outputs=[0], root="writes")
+    def reduce(self, tensors: list[Tensor], *_: Any, **__: Any) -> CommWork:
+        return CommWork(None, tensors)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_copies_what_it_reads_and_writes(monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
+    class Spy(PinnedCopies):
+        def run(self, call: Any, inputs: Any, outputs: Any, **options: Any) -> Any:
+            taken.append((len(inputs), len(outputs)))
+            assert not options["at_once"]  # a receive starts out of order, a collective never
+            return super().run(call, inputs, outputs, **options)
+
+    taken: list[tuple[int, int]] = []
+    cuda = FakeCuda()
+    devices = make(monkeypatch, "cpu:commlayer,cuda:commlayer", Spy(cuda))
+    monkeypatch.setattr(devices, "neighbour", lambda _: None)
+    group, tensor = Rooted(devices, rank), cuda.tensor(1)
+    broadcast, reduce = dist.BroadcastOptions(), dist.ReduceOptions()
+    broadcast.rootRank = reduce.rootRank = 1
+    works = [group.broadcast([tensor], broadcast), group.broadcast([tensor], root=1)]
+    works += [group.reduce([tensor], reduce), group.reduce([tensor], 1, dist.ReduceOp.SUM)]
+    assert taken == ([(1, 0)] * 2 + [(1, 1)] * 2 if rank == 1 else [(0, 1)] * 2 + [(1, 0)] * 2)
+    assert all(work.result()[0] is tensor for work in works)
+    devices.close()
+
+
+def test_a_flight_record_names_the_line_of_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Noted(Group):
+        @placed(inputs=[1], outputs=[0])
+        def double(self, outputs: list[Tensor], inputs: list[Tensor], factor: int = 2) -> CommWork:  # noqa: ARG002
+            calls.add(call)
+            return CommWork(None, outputs)
+
+    calls, call, cuda = Calls(), Call("all_reduce"), FakeCuda()
+    devices = make(monkeypatch, "cpu:commlayer,cuda:commlayer", PinnedCopies(cuda))
+    monkeypatch.setattr(devices, "neighbour", lambda _: None)
+
+    def script() -> None:
+        Noted(devices).double([cuda.tensor(1)], [cuda.tensor(1)]).wait()
+
+    script()
+    assert call.frames[0] is script.__code__
+    devices.close()
 
 
 def test_coalesced_operations_are_one_work(monkeypatch: pytest.MonkeyPatch) -> None:

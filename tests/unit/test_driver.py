@@ -30,6 +30,17 @@ int cuGetErrorName(int error, const char **name)
 }
 """
 
+WRITE = """
+int cuStreamWriteValue32_v2(CUstream stream, uint64_t address, uint32_t value, unsigned int flags)
+{
+    noted[2] = (uint64_t)(uintptr_t)stream;
+    noted[3] = address;
+    noted[4] = value;
+    noted[5] = flags;
+    return 0;
+}
+"""
+
 WAIT = """
 int cuStreamWaitValue32_v2(CUstream stream, uint64_t address, uint32_t value, unsigned int flags)
 {
@@ -50,7 +61,7 @@ def build(folder: Path, source: str) -> str:
 
 
 def test_calls_have_the_arguments_of_cuda(tmp_path: Path) -> None:
-    library = build(tmp_path, STUB + WAIT)
+    library = build(tmp_path, STUB + WAIT + WRITE)
     driver = Driver(library)
     stub = ctypes.CDLL(library)
     noted = (ctypes.c_uint64 * 6).in_dll(stub, "noted")
@@ -58,6 +69,8 @@ def test_calls_have_the_arguments_of_cuda(tmp_path: Path) -> None:
     assert list(noted) == [0x7FFF_1234_5678, 0, 0xFFFF_8123_4567_89AB, 0xFEDC_BA98_7654_3210, 1, 0]
     driver.wait_value(0, 8, 1)  # the default stream
     assert noted[2] == 0
+    driver.write_value(0xFFFF_8123_4567_89AB, 0x7FFF_1234_5679, 1)
+    assert list(noted) == [0x7FFF_1234_5679, 0, 0xFFFF_8123_4567_89AB, 0xFEDC_BA98_7654_3210, 1, 0]
 
 
 @pytest.mark.parametrize(
@@ -68,7 +81,7 @@ def test_calls_have_the_arguments_of_cuda(tmp_path: Path) -> None:
     ],
 )
 def test_an_error_has_its_name(tmp_path: Path, result: int, text: str) -> None:
-    library = build(tmp_path, STUB + WAIT)
+    library = build(tmp_path, STUB + WAIT + WRITE)
     ctypes.c_int.in_dll(ctypes.CDLL(library), "result").value = result
     with pytest.raises(DriverError, match=text):
         Driver(library).wait_value(1, 2, 1)

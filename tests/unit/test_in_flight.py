@@ -19,7 +19,7 @@ class Job:
 
     def __init__(self) -> None:
         self.cuda = FakeCuda()
-        self.pinned = PinnedCopies(self.cuda)
+        self.pinned = PinnedCopies(self.cuda, stream_wait=True)
         self.in_flight = InFlight()
         self.handles: list[Any] = []
 

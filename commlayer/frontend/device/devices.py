@@ -9,9 +9,9 @@ first needed, because torch knows its name only then.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -84,38 +84,50 @@ class Devices:
         return self._neighbours[device_type]
 
     def dispatch(
-        self, method: Callable[..., Work], inputs: Sequence[int], outputs: Sequence[int], args: tuple[Any, ...]
+        self,
+        method: Callable[..., Work],
+        inputs: Sequence[int],
+        outputs: Sequence[int],
+        args: tuple[Any, ...],
+        results: Sequence[int] | None = None,
+        *,
+        is_message: bool = False,
     ) -> Work:
         """Calls a method of the group, or the same method of the backend for the device of its tensors.
 
-        `inputs` and `outputs` are the positions in `args` of the tensors, or nested lists, that it reads and writes.
+        `inputs` and `outputs` are the positions in `args` of the tensors, or nested lists, that it reads and writes on
+        this rank, and `results` those that its work returns (None: `outputs`). `is_message`: it is a send or receive.
         """
         given = {at: pytree.tree_flatten(args[at]) for at in {*inputs, *outputs} if at < len(args)}
         tensors = [leaf for leaves, _ in given.values() for leaf in leaves if isinstance(leaf, Tensor)]
         kinds = {leaf.device.type for leaf in tensors if leaf.device.type != "cpu" or self.pinned.takes(leaf)}
         written = [leaf for at in outputs if at in given for leaf in given[at][0]]
-        is_receive = bool(outputs) and not inputs  # these need no order among the others
+        returned = written if results is None else [leaf for at in results if at in given for leaf in given[at][0]]
+        is_receive = is_message and not inputs  # these need no order among the others
         if not kinds and (is_receive or not self.pinned.busy):
             return method(*args)
         for each in args:
             if hasattr(each, "asyncOp"):
                 each.asyncOp = True  # the thread that starts operations shall not wait for them
         if not kinds:
-            return self.pinned.run(lambda *_: method(*args), [], written)
+            return self.pinned.run(lambda *_: method(*args), [], returned)
         neighbour = self.neighbour(min(kinds))
         if neighbour is not None:
             name = method.__name__
             return getattr(neighbour, name if hasattr(neighbour, name) else FORMER[name])(*args)  # type: ignore[no-any-return]
         read = [leaf for at in inputs if at in given for leaf in given[at][0]]
+        # on_host keeps places, not tensors: the caller's must be free once its stream has them.
+        place = {id(leaf): number for number, leaf in enumerate((*read, *written))}
+        places = {at: ([place[id(leaf)] for leaf in leaves], spec) for at, (leaves, spec) in given.items()}
+        others = [None if at in places else each for at, each in enumerate(args)]
 
         def on_host(host_read: Sequence[Tensor], host_written: Sequence[Tensor]) -> Work:
-            host = {id(leaf): copy for leaf, copy in zip((*read, *written), (*host_read, *host_written), strict=True)}
-            moved = list(args)
-            for at, (leaves, spec) in given.items():
-                moved[at] = pytree.tree_unflatten([host[id(leaf)] for leaf in leaves], spec)
+            host, moved = (*host_read, *host_written), list(others)
+            for at, (numbers, spec) in places.items():
+                moved[at] = pytree.tree_unflatten([host[number] for number in numbers], spec)
             return method(*moved)
 
-        work = self.pinned.run(on_host, read, written, at_once=is_receive)
+        work = self.pinned.run(on_host, read, written, at_once=is_receive, is_message=is_message, results=returned)
         if self._coalesced is not None:
             self._coalesced.append(work)
         return work
@@ -181,10 +193,23 @@ class Devices:
         return group
 
 
-def placed(*, inputs: Sequence[int] = (), outputs: Sequence[int] = ()) -> Callable[[MethodT], MethodT]:
+def root_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int | None:
+    """The root among the arguments of a collective: a number, or in its options."""
+    given = (getattr(each, "rootRank", each) for each in (*args[1:], *kwargs.values()))
+    return next((each for each in given if isinstance(each, int)), None)
+
+
+def placed(
+    *,
+    inputs: Sequence[int] = (),
+    outputs: Sequence[int] = (),
+    root: Literal["reads", "writes"] | None = None,
+    is_message: bool = False,
+) -> Callable[[MethodT], MethodT]:
     """A decorator: dispatches a collective by the device of its tensors, see `Devices.dispatch`.
 
-    `inputs` and `outputs` are the positions (self not counted) of the arguments that it reads and writes.
+    `inputs` and `outputs` are the positions (self not counted) of the arguments that it reads and writes. `root`:
+    the root alone reads, and the others write ("reads"), or all read, and the root alone writes ("writes").
     """
 
     def decorate(method: MethodT) -> MethodT:
@@ -194,7 +219,12 @@ def placed(*, inputs: Sequence[int] = (), outputs: Sequence[int] = ()) -> Callab
                 return method(self, *args, **kwargs)
             of_group = functools.partial(method, self, **kwargs)
             of_group.__name__ = method.__name__  # type: ignore[attr-defined]
-            return self.devices.dispatch(of_group, inputs, outputs, args)
+            read, written = inputs, outputs
+            if root is not None:
+                is_root = self.rank() == root_of(args, kwargs)
+                read = inputs if is_root or root == "writes" else ()
+                written = outputs if is_root == (root == "writes") else ()
+            return self.devices.dispatch(of_group, read, written, args, outputs, is_message=is_message)
 
         return wrapper  # type: ignore[return-value]
 

@@ -1,4 +1,4 @@
-"""`Driver`: the functions of libcuda that torch lacks: a stream waits for a word of host memory.
+"""`Driver`: the functions of libcuda that torch lacks: a stream writes a word of host memory, or waits for one.
 
 The library is opened when the first CUDA tensor comes, so machines without it need none. ctypes releases the
 interpreter's lock during each call.
@@ -12,6 +12,9 @@ from typing import Any
 from ...errors import CommError
 
 LIBRARY = "libcuda.so.1"
+
+CU_STREAM_WRITE_VALUE_DEFAULT = 0
+"""All writes that precede it in the stream can be seen once the word can."""
 
 CU_STREAM_WAIT_VALUE_GEQ = 0
 """The wait ends once the word, less the value, is at least 0 as a signed number."""
@@ -34,6 +37,7 @@ class Driver:
         device_pointer = ctypes.POINTER(ctypes.c_uint64)
         self._device_pointer = self._function("cuMemHostGetDevicePointer_v2", device_pointer, pointer, number)
         self._wait_value = self._function("cuStreamWaitValue32_v2", pointer, ctypes.c_uint64, number, number)
+        self._write_value = self._function("cuStreamWriteValue32_v2", pointer, ctypes.c_uint64, number, number)
         self._error_name = self._function("cuGetErrorName", ctypes.c_int, ctypes.POINTER(ctypes.c_char_p))
 
     def wait_value(self, stream: int, word: int, value: int) -> None:
@@ -41,9 +45,22 @@ class Driver:
 
         The word is a uint32 in pinned host memory. The stream's device is the current one of this thread.
         """
+        result = self._wait_value(stream, self._address(word), value, CU_STREAM_WAIT_VALUE_GEQ)
+        self._check(result, "cuStreamWaitValue32")
+
+    def write_value(self, stream: int, word: int, value: int) -> None:
+        """Lets a CUstream write `value` to the word at the address `word`, behind all its work so far.
+
+        The word and the device are as for `wait_value`.
+        """
+        result = self._write_value(stream, self._address(word), value, CU_STREAM_WRITE_VALUE_DEFAULT)
+        self._check(result, "cuStreamWriteValue32")
+
+    def _address(self, word: int) -> ctypes.c_uint64:
+        """The address of pinned memory on the device."""
         address = ctypes.c_uint64()
         self._check(self._device_pointer(ctypes.byref(address), word, 0), "cuMemHostGetDevicePointer")
-        self._check(self._wait_value(stream, address, value, CU_STREAM_WAIT_VALUE_GEQ), "cuStreamWaitValue32")
+        return address
 
     def _function(self, name: str, *arguments: Any) -> Any:
         try:

@@ -22,6 +22,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import logging
+import os
 import queue
 import threading
 from collections import deque
@@ -35,9 +36,10 @@ from torch._C._distributed_c10d import Work
 
 from ...errors import ConfigError, OperationTimeoutError
 from ...transport.base import Times
+from ...transport.call import hold_callers
 from ..work.work import CommWork, ReceiveWork
-from .accelerator import CUDA, Accelerator, waits_for_words
-from .transfer import Transfer
+from .accelerator import Accelerator, current, waits_for_words, write_word
+from .transfer import Transfer, pinned_bytes
 
 log = logging.getLogger("commlayer")
 
@@ -105,6 +107,7 @@ class PinnedHandle:
         if self._transfer is not None:
             self._is_placed.wait()
             self._transfer.follow()
+            self._transfer.leave()
 
     def join(self, timeout_s: float | None = None) -> None:
         """Blocks the calling thread until the operation on host memory is over. Raises as `base.Handle.wait`."""
@@ -167,7 +170,7 @@ class PinnedHandle:
             if self._failed_late is not None:
                 self._failed_late(self)
         if self._word is not None:
-            self._word.fill_(1)
+            write_word(self._word)
         if is_mine:
             self._is_placed.set()
         self._is_over.set()
@@ -182,7 +185,14 @@ class PinnedHandle:
     def unblock(self) -> None:
         """Lets the stream go on that waits for the operation, though it is not over: the process ends."""
         if self._word is not None:
-            self._word.fill_(1)
+            write_word(self._word)
+
+    def finish(self) -> None:
+        """Blocks the calling thread until the operation is over, and its copies back are."""
+        self._is_over.wait()
+        self._is_placed.wait()
+        if self._transfer is not None:
+            self._transfer.wait_until_back()
 
     def let_go(self) -> bool:
         """Frees all memory if the device does not need it any more; False if it does."""
@@ -205,6 +215,7 @@ class PinnedHandle:
         if is_mine:
             try:
                 transfer.bring_back(word)
+                transfer.leave()
             except Exception as failure:
                 self._error = failure
                 raise
@@ -214,6 +225,7 @@ class PinnedHandle:
         else:
             self._is_placed.wait()
             transfer.follow()
+            transfer.leave()
         self._raise()
 
     def _order_by_now(self) -> None:
@@ -244,12 +256,19 @@ class PinnedHandle:
 class PinnedCopies:
     """Starts operations on device tensors, in the order of the calls, from a thread that waits for the copies out.
 
-    `stream_wait` False: `wait()` blocks the calling thread, whatever the device can.
+    `stream_wait` False: `wait()` blocks the calling thread, whatever the device can. A collective whose pinned memory,
+    with that of the collectives in flight, is more than `limit_bytes` blocks in the call until enough of them are over.
+    A message never does: another rank may wait for it before it calls the collective.
     """
 
-    def __init__(self, accelerator: Accelerator = CUDA, *, stream_wait: bool = True) -> None:
-        self._accelerator = accelerator
+    def __init__(
+        self, accelerator: Accelerator | None = None, *, stream_wait: bool = False, limit_bytes: int | None = None
+    ) -> None:
+        self._accelerator = accelerator or current()
         self._stream_wait = stream_wait
+        self._limit_bytes = limit_bytes
+        self._collectives: deque[tuple[PinnedHandle, int]] = deque()
+        """Those whose pinned memory counts, with its bytes."""
         self._streams: dict[torch.device, tuple[Any, Any]] = {}
         self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -270,28 +289,40 @@ class PinnedCopies:
         return self._accelerator.has(tensor)
 
     def run(
-        self, call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor], *, at_once: bool = False
+        self,
+        call: Call,
+        inputs: Sequence[Tensor],
+        outputs: Sequence[Tensor],
+        *,
+        at_once: bool = False,
+        is_message: bool = False,
+        results: Sequence[Tensor] | None = None,
     ) -> ReceiveWork:
         """Starts `call` on pinned copies of the tensors when its turn comes, and copies the results to `outputs`.
 
         Host tensors are passed on as they are, and so is the caller's context (`priority.py`). `at_once` is for calls
-        without inputs that need no order among the others: they start here and now.
+        without inputs that need no order among the others: they start here and now. `results` are those of the work,
+        if they are not `outputs`.
 
         Raises ValueError if the tensors are on more than one device, ConfigError while the stream records a graph, and
         the failure of an earlier operation that nobody was told of, as its stream was waiting already.
         """
         self._raise_unseen()
         self._let_go()
-        transfer = self._take_out(inputs, outputs)
+        device = self._device_of(inputs, outputs)
+        nbytes = 0 if device is None or is_message else pinned_bytes(filter(self.takes, (*inputs, *outputs)))
+        self._make_room(nbytes)
+        transfer = None if device is None else self._take_out(device, inputs, outputs)
         by_stream = transfer is not None and self._stream_wait and waits_for_words(self._accelerator, transfer.device)
         handle = PinnedHandle(transfer, by_stream=by_stream, failed_late=self._unseen.append)
         host_inputs, host_outputs = list(inputs), list(outputs)
         if transfer is not None:
             host_inputs, host_outputs = transfer.host(inputs), transfer.host(outputs)
+        context = contextvars.copy_context()
+        context.run(hold_callers)
         if at_once:
-            self._begin(handle, call(host_inputs, host_outputs))
+            self._begin(handle, context.run(call, host_inputs, host_outputs))
         else:
-            context = contextvars.copy_context()
 
             def start() -> None:
                 try:
@@ -308,7 +339,9 @@ class PinnedCopies:
             self._enqueue(start)
         if transfer is not None:
             self._in_flight.append(handle)
-        return ReceiveWork(handle, list(outputs), device=None if transfer is None else transfer.device)
+        if nbytes > 0:
+            self._collectives.append((handle, nbytes))
+        return ReceiveWork(handle, list(outputs if results is None else results), device=device)
 
     def settle(self) -> None:
         """Blocks the calling thread until all operations are over that a stream waits for."""
@@ -323,8 +356,8 @@ class PinnedCopies:
             self._queue.put(None)
             thread.join()
 
-    def _take_out(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Transfer | None:
-        """Starts the copies of the inputs; None if all tensors are on the host."""
+    def _device_of(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> torch.device | None:
+        """The device of these tensors; None if all are on the host."""
         devices = {tensor.device for tensor in (*inputs, *outputs) if self._accelerator.has(tensor)}
         if not devices:
             return None
@@ -336,7 +369,10 @@ class PinnedCopies:
                 f"an operation on {names} while a CUDA graph is recorded: a graph cannot hold operations of the host; "
                 f"call it outside of the graph"
             )
-        device = devices.pop()
+        return devices.pop()
+
+    def _take_out(self, device: torch.device, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Transfer:
+        """Starts the copies of the inputs."""
         out, back = self._side_streams(device)
         transfer = Transfer(self._accelerator, device, back, inputs, outputs)
         transfer.take_out(out)
@@ -354,6 +390,7 @@ class PinnedCopies:
     def _serve(self) -> None:
         while (start := self._queue.get()) is not None:
             start()
+            del start  # it has the tensors of the call
 
     def _has_started(self) -> None:
         with self._lock:
@@ -390,11 +427,36 @@ class PinnedCopies:
                     return
                 self._in_flight.popleft()
 
+    def _make_room(self, nbytes: int) -> None:
+        """Blocks the calling thread while collectives in flight leave no room for so many bytes of pinned memory.
+
+        They are over without any later call of this group, on all ranks. One that is larger than the limit goes alone.
+        """
+        with self._lock:
+            while self._collectives and self._collectives[0][0].done():
+                self._collectives.popleft()
+        while nbytes > 0 and self._limit_bytes is not None:
+            with self._lock:
+                if not self._collectives or sum(each for _, each in self._collectives) + nbytes <= self._limit_bytes:
+                    return
+                oldest, _ = self._collectives.popleft()
+            oldest.finish()
+
     def _side_streams(self, device: torch.device) -> tuple[Any, Any]:
         with self._lock:
             if device not in self._streams:
                 self._streams[device] = (self._accelerator.side_stream(device), self._accelerator.side_stream(device))
             return self._streams[device]
+
+
+def pinned_share() -> int:
+    """The limit of pinned bytes for a group, if none is set: an eighth of the host's memory, shared by its ranks.
+
+    The data loaders and the page cache have the rest. With 512 GiB and 8 ranks it is 8 GiB, as much as the gradients of
+    2 * 10**9 parameters in float32.
+    """
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return memory // 8 // max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 def _unblock(handles: Iterable[PinnedHandle]) -> None:

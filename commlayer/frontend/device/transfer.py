@@ -8,18 +8,24 @@ back              copies results, if no stream waits for them yet
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .accelerator import Accelerator
+from .accelerator import Accelerator, write_word
+
+
+def pinned_bytes(tensors: Iterable[Tensor]) -> int:
+    """Bytes of pinned memory for copies of these tensors: torch rounds each up to a power of two."""
+    different = {id(tensor): tensor.nbytes for tensor in tensors}
+    return sum(1 << (nbytes - 1).bit_length() for nbytes in different.values() if nbytes > 0)
 
 
 class Transfer:
-    """Pinned copies of an operation's tensors. It keeps them, and the tensors, until `release`."""
+    """Pinned copies of an operation's tensors. It keeps them until `release`, and the tensors until `leave`."""
 
     def __init__(
         self,
@@ -35,9 +41,11 @@ class Transfer:
         self._inputs = [tensor for tensor in inputs if accelerator.has(tensor)]
         self._outputs = [tensor for tensor in outputs if accelerator.has(tensor)]
         self._host: dict[int, Tensor] = {}
-        for tensor in (*self._inputs, *self._outputs):
-            if id(tensor) not in self._host:
-                self._host[id(tensor)] = accelerator.pinned(tensor.shape, tensor.dtype)
+        with torch.inference_mode(mode=False):  # other threads write these tensors, outside of that mode
+            for tensor in (*self._inputs, *self._outputs):
+                if id(tensor) not in self._host:
+                    self._host[id(tensor)] = accelerator.pinned(tensor.shape, tensor.dtype)
+        self._results = [self._host[id(tensor)] for tensor in self._outputs]
         self._stream = back
         self._ready, self._copied = accelerator.event(), accelerator.event()
 
@@ -51,7 +59,8 @@ class Transfer:
 
     def wait_until_out(self) -> None:
         """Blocks the calling thread until the inputs are in pinned memory."""
-        self._ready.synchronize()
+        with self._accelerator.at(self.device):
+            self._ready.synchronize()
 
     def host(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """The pinned copies of these tensors; host tensors stay as they are."""
@@ -59,7 +68,9 @@ class Transfer:
 
     def word(self) -> Tensor:
         """A word that a stream can wait for, not written so far."""
-        return self._accelerator.pinned((1,), torch.int32).zero_()
+        made = self._accelerator.pinned((1,), torch.int32)
+        write_word(made, 0)
+        return made
 
     def bring_back(self, word: Tensor | None = None) -> None:
         """Enqueues the copies of the results: with `word`, on the current stream and once the word is written.
@@ -82,9 +93,24 @@ class Transfer:
         """Lets the current stream wait for the copies back, which are enqueued."""
         self._accelerator.current_stream(self.device).wait_event(self._copied)
 
+    def leave(self) -> None:
+        """Lets go of the tensors on the device: the current stream has all work on them, or waits for it.
+
+        The caching allocator gives their memory to later work of the stream that they were made on. That is the rule of
+        NCCL's `wait()`, too. Kept until the copies are over, they would be the parameters of all layers with FSDP2.
+        """
+        self._inputs.clear()
+        self._outputs.clear()
+
     def is_back(self) -> bool:
         """Whether the copies back are over, or were never enqueued."""
-        return bool(self._copied.query())
+        with self._accelerator.at(self.device):
+            return bool(self._copied.query())
+
+    def wait_until_back(self) -> None:
+        """Blocks the calling thread until the copies back, which are enqueued, are over."""
+        with self._accelerator.at(self.device):
+            self._copied.synchronize()
 
     def on_results(self) -> AbstractContextManager[Any]:
         """Makes the stream current that has the copies back."""
@@ -92,12 +118,12 @@ class Transfer:
 
     def spoil(self) -> None:
         """Makes the results NaN, where their type has it: the operation failed, and a stream will copy them."""
-        for tensor in self._outputs:
+        for tensor in self._results:
             if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
-                self._host[id(tensor)].fill_(math.nan)
+                tensor.fill_(math.nan)
 
     def release(self) -> None:
         """Lets go of all tensors: the copies are over, or are never made."""
-        self._inputs.clear()
-        self._outputs.clear()
+        self.leave()
+        self._results.clear()
         self._host.clear()

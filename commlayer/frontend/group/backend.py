@@ -46,7 +46,7 @@ from ...transport.call import Calls
 from ...transport.flight import recorder
 from ...transport.fork import disowned_in_children
 from ..device.devices import Devices, placed
-from ..device.pinned import PinnedCopies
+from ..device.pinned import PinnedCopies, pinned_share
 from ..work.dynamo import untraced
 from ..work.work import CommWork
 from .arguments import as_list, options_of
@@ -114,9 +114,11 @@ class CommProcessGroup(dist.ProcessGroup):
         self._attendance = Attendance(dist.PrefixStore("attendance", rendezvous.store), rendezvous.members)
         # gloo as a plain group: the gloo object itself lacks today's names of the collectives.
         beneath = dist.ProcessGroup(store, rank, size)
+        found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        kind = "" if found is None else found.type
         self._fallback: Any = Fallback(beneath, lambda: f"group {name!r}", self._native.check_process)
         for group in (self, beneath):
-            for device in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
+            for device in ("cpu", kind) if kind else ("cpu",):
                 group._register_backend(torch.device(device), dist.ProcessGroup.BackendType.CUSTOM, self._gloo)
             group._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
         settings = Settings(
@@ -148,8 +150,8 @@ class CommProcessGroup(dist.ProcessGroup):
         self._lock = threading.Lock()
         self.devices: Devices | None = None
         """Takes tensors that are not on the CPU; None without an accelerator."""
-        if torch.cuda.is_available():
-            pinned = PinnedCopies(stream_wait=config.stream_wait)
+        if kind:
+            pinned = PinnedCopies(stream_wait=config.stream_wait, limit_bytes=config.pinned_bytes or pinned_share())
             self.devices = Devices(self, NAME, store, timeout, global_ranks, pinned)
         disowned_in_children(self)
 
@@ -183,7 +185,7 @@ class CommProcessGroup(dist.ProcessGroup):
         opts = options_of(AllreduceCoalescedOptions, opts)
         return self._collectives.all_reduce(tensors, opts) or self._fallback.allreduce_coalesced(tensors, opts)
 
-    @placed(inputs=[0], outputs=[0])
+    @placed(inputs=[0], outputs=[0], root="writes")
     def reduce(  # type: ignore[override]
         self, tensors: Any, root: Any = None, op: Any = None, timeout: timedelta | None = None, *, opts: Any = None
     ) -> Work:
@@ -267,7 +269,7 @@ class CommProcessGroup(dist.ProcessGroup):
         work = self._collectives.all_gather(pairs, opts)
         return work or self._fallback.all_gather_single_coalesced(outputs, inputs, opts)
 
-    @placed(inputs=[0], outputs=[0])
+    @placed(inputs=[0], outputs=[0], root="reads")
     def broadcast(  # type: ignore[override]
         self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, *, root: int | None = None
     ) -> Work:
@@ -323,15 +325,15 @@ class CommProcessGroup(dist.ProcessGroup):
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Work:  # type: ignore[override]
         return self._collectives.barrier(options_of(BarrierOptions, opts, timeout))
 
-    @placed(inputs=[0])
+    @placed(inputs=[0], is_message=True)
     def send(self, tensors: list[Tensor], dstRank: int, tag: int = 0) -> Work:  # noqa: N803
         return self._collectives.send(tensors, dstRank, tag) or self._fallback.send(tensors, dstRank, tag)
 
-    @placed(outputs=[0])
+    @placed(outputs=[0], is_message=True)
     def recv(self, tensors: list[Tensor], srcRank: int, tag: int = 0) -> Work:  # noqa: N803
         return self._collectives.receive(tensors, srcRank, tag) or self._fallback.recv(tensors, srcRank, tag)
 
-    @placed(outputs=[0])
+    @placed(outputs=[0], is_message=True)
     def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> Work:
         return self._collectives.receive(tensors, None, tag) or self._fallback.recv_anysource(tensors, tag)
 

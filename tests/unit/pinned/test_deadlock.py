@@ -20,7 +20,7 @@ from tests.unit.pinned.host import Host
 def test_two_ranks_that_exchange_messages_do_not_deadlock(queues: int | None) -> None:
     """They do not even where all streams share one queue: a receive is called and waited for as in any pipeline."""
     ranks = [FakeCuda(queues=queues), FakeCuda(queues=queues)]
-    copies = [PinnedCopies(cuda) for cuda in ranks]
+    copies = [PinnedCopies(cuda, stream_wait=True) for cuda in ranks]
     boxes = [Mailbox(), Mailbox()]
     tensors = [cuda.tensor(rank + 1.0) for rank, cuda in enumerate(ranks)]
     got = [cuda.tensor(0) for cuda in ranks]
@@ -77,7 +77,7 @@ class Mailbox:
 def test_a_word_is_written_while_a_thread_enqueues_behind_it(queues: int | None, host: Host) -> None:
     """The stream's queue is full: the calling thread blocks behind the word, and holds nothing that the end needs."""
     cuda = FakeCuda(queues=queues)
-    pinned = PinnedCopies(cuda)
+    pinned = PinnedCopies(cuda, stream_wait=True)
     tensor = cuda.tensor(1)
     work = pinned.run(host.double, [tensor], [tensor])
     host.started_by_now(1)

@@ -145,7 +145,7 @@ def test_what_a_stream_waits_for_is_over_before_the_group_ends(
 
 
 def test_streams_go_on_when_the_process_ends(cuda: FakeCuda, host: Host) -> None:
-    pinned = PinnedCopies(cuda)
+    pinned = PinnedCopies(cuda, stream_wait=True)
     tensor = cuda.tensor(1)
     pinned.run(host.double, [tensor], [tensor]).wait()
     host.started_by_now(1)

@@ -66,7 +66,7 @@ def test_several_streams_may_wait_for_one_operation(cuda: FakeCuda, pinned: Pinn
     for stream in streams:
         stream.synchronize()
     assert seen == 3 * [[2.0, 4.0]]
-    assert cuda.waits == 2  # that of the trial, and one here
+    assert cuda.waits == 1
 
 
 def test_an_operation_that_is_over_is_copied_before_anybody_waits(

@@ -47,14 +47,14 @@ def test_an_operation_without_a_device_blocks(pinned: PinnedCopies, host: Host) 
     assert work.is_completed()
 
 
-@pytest.mark.parametrize("words", ["refuse", "block", "ignore"])
+@pytest.mark.parametrize("words", ["refuse", "block", "hang", "ignore"])
 def test_where_streams_cannot_wait_the_thread_does(
     words: Any, host: Host, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("commlayer.frontend.device.accelerator.RESCUE_S", 0.1)
     monkeypatch.setattr("commlayer.frontend.device.accelerator.TRIAL_S", 0.5)
     cuda = FakeCuda(words=words)
-    pinned = PinnedCopies(cuda)
+    pinned = PinnedCopies(cuda, stream_wait=True)
     for number in range(2):
         tensor = cuda.tensor(1, 2)
         work = pinned.run(host.double, [tensor], [tensor])
@@ -75,6 +75,7 @@ def test_where_streams_cannot_wait_the_thread_does(
 REASONS = {
     "refuse": "cuStreamWaitValue32: CUDA_ERROR_NOT_SUPPORTED (801)",
     "block": "cuStreamWaitValue32 blocks the thread that enqueues the next operation",
+    "hang": "cuStreamWaitValue32 blocks the thread that enqueues the next operation",
     "ignore": "cuStreamWaitValue32 does not make the stream wait",
 }
 
