@@ -14,7 +14,7 @@ JOBS := $(shell nproc)
 DRAW ?= $(shell printf %d 0x$$(git rev-parse HEAD 2>/dev/null | cut -c1-7 | grep . || echo 0))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo site test test-torch test-torch-short torch bench stress bench-training bench-convergence faults soak lint lint-c lint-python native native-test sim sim-short sim-asan sim-mutants venv clean fabric settings coverage overlap megatron wheel wheels hosts hosts-emulated native-test-aarch64
+.PHONY: help demo site test test-torch test-torch-short torch bench stress bench-training bench-convergence faults soak lint lint-c lint-python native native-test sim sim-short sim-asan sim-mutants venv clean fabric settings coverage overlap megatron wheel wheels gpu gpu-bundle hosts hosts-emulated native-test-aarch64
 .DELETE_ON_ERROR:
 
 help:
@@ -94,6 +94,12 @@ wheel: native $(VENV)/.stamp-wheel ## build a wheel for this machine in dist/, a
 	$(PIP) wheel -q --no-deps --no-build-isolation -w build/wheel .
 	$(AUDITWHEEL) repair -w dist build/wheel/*.whl
 	$(BIN)/python -m tests.wheel dist/*.whl
+
+gpu: native ## check tensors of a GPU on this machine, in 10 minutes; writes gpu-report.json (docs/cuda.md)
+	$(BIN)/python -m tests.gpu
+
+gpu-bundle: wheel ## the same checks as one archive, for a machine with a GPU and no network
+	$(BIN)/python -m tests.gpu.bundle dist/*.whl out/gpu-bundle.tar.gz
 
 wheels: native $(VENV)/.stamp-release ## build an sdist, and wheels for x86-64 and aarch64, in dist/
 	$(CLEAN_DIST)
@@ -266,7 +272,7 @@ lint-c-gcc: $(patsubst native/%.c,build/lint-gcc/%.o,$(C_FILES))
 lint-c-clang: $(patsubst native/%.c,build/lint-clang/%.o,$(C_FILES))
 
 NATIVE_TESTS := $(addprefix build/test/,$(C_TESTS)) $(addprefix build/asan/,$(C_TESTS)) \
-                $(addprefix build/tsan/,$(filter test_engine% test_events% test_group% test_host_queue% test_submission% test_p2p% test_ring% test_doorbell% test_message_wait% test_eager%,$(C_TESTS)))
+                $(addprefix build/tsan/,$(filter test_engine% test_events% test_group% test_host_queue% test_submission% test_p2p% test_ring% test_doorbell% test_message_wait% test_eager% test_held%,$(C_TESTS)))
 .PHONY: native-test-build
 native-test-build: $(NATIVE_TESTS) build/test/simulate build/asan/receive
 # $(1) label, $(2) command in front of a test, $(3) tests. As many tests run at a time as there are cores.

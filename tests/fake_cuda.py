@@ -5,6 +5,10 @@ copy that reads memory too early finds other values there, and so does one whose
 memory that nobody refers to any more is overwritten at once. What waits for longer than `PATIENCE_S` is a deadlock:
 `synchronize` raises it.
 
+The driver has a lock, which every call takes. `first_use` of a kernel, `free`, a pageable copy (`read_pageable`) and a
+launch into a full queue hold it until the device is idle, as CUDA's driver may: a call of another thread waits
+meanwhile. If the device waits for that thread, it is a deadlock.
+
 With `queues=1` the device has one queue for all streams, as CUDA_DEVICE_MAX_CONNECTIONS=1 asks for: all work is done in
 the order in which it was enqueued, and what waits holds up everything behind it.
 """
@@ -66,25 +70,27 @@ class FakeStream:
         if self.blocked_by is not None:
             word, self.blocked_by = self.blocked_by, None
             _until(lambda: read_word(word) >= 1, "a word that blocks a thread")
-        self._queue.put(task)
+        with self._cuda.driver:
+            self._queue.put(task)
 
     def wait_event(self, event: FakeEvent) -> None:
         reached = event.reached
         self.enqueue(lambda: _wait(reached, "an event"))
 
     def wait_stream(self, stream: FakeStream) -> None:
-        event = FakeEvent()
+        event = self._cuda.event()
         event.record(stream)
         self.wait_event(event)
 
     def synchronize(self) -> None:
-        event = FakeEvent()
+        event = self._cuda.event()
         event.record(self)
         event.synchronize()
 
 
 class FakeEvent:
-    def __init__(self) -> None:
+    def __init__(self, cuda: FakeCuda) -> None:
+        self._cuda = cuda
         self.reached = threading.Event()
         self.reached.set()
 
@@ -93,10 +99,13 @@ class FakeEvent:
         stream.enqueue(self.reached.set)
 
     def query(self) -> bool:
-        return self.reached.is_set()
+        with self._cuda.driver:
+            return self.reached.is_set()
 
     def synchronize(self) -> None:
         _wait(self.reached, "an event, by a thread of the host")
+        with self._cuda.driver:
+            pass
 
 
 class FakeCuda:
@@ -106,6 +115,7 @@ class FakeCuda:
         self.words = words
         self.lag_s = lag_s
         self.capturing = False
+        self.driver = threading.RLock()
         self.faults: list[Exception] = []
         self.waits = 0
         """Waits for words."""
@@ -146,7 +156,7 @@ class FakeCuda:
             self._local.stream = before
 
     def event(self) -> FakeEvent:
-        return FakeEvent()
+        return FakeEvent(self)
 
     def pinned(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         length = torch.Size(shape).numel() * dtype.itemsize
@@ -208,6 +218,23 @@ class FakeCuda:
 
     def tensor(self, *values: float) -> Tensor:
         return self.adopt(torch.tensor(values, dtype=torch.float32))
+
+    def drain(self) -> None:
+        """Holds the driver's lock until the device is idle. Raises what went wrong until then."""
+        with self.driver:
+            for stream in list(self._streams):
+                reached = threading.Event()
+                stream._queue.put(reached.set)
+                if not reached.wait(PATIENCE_S):
+                    self.faults.append(RuntimeError("deadlock: the driver waits for the device"))
+        self.check()
+
+    first_use = free = read_pageable = launch_into_full_queue = drain
+
+    def close(self) -> None:
+        """Ends the threads of the streams."""
+        for stream in self._streams:
+            stream._queue.put(None)
 
     def launch(self, kernel: Callable[[], object]) -> None:
         """Enqueues a kernel on the current stream."""

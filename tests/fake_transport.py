@@ -191,6 +191,7 @@ class FakeGroup:
         timeout_s: float,
         priority: int = 0,
         call: Any = None,  # noqa: ARG002
+        **_: int,
     ) -> FakeHandle:
         self.operations.append((Message("send", to, length, tag), timeout_s, priority))
         return self._message(lambda: self._gloo.send([_memory(source, length)], to, tag), self.rank)
@@ -205,6 +206,7 @@ class FakeGroup:
         timeout_s: float,
         priority: int = 0,
         call: Any = None,  # noqa: ARG002
+        **_: int,
     ) -> FakeHandle:
         self.operations.append((Message("receive", source, length, tag), timeout_s, priority))
         memory = [_memory(target, length)]

@@ -97,6 +97,10 @@ class Request(NamedTuple):
     """None: nothing is lost."""
     codec_key: int = 0
     """The same on all ranks: chooses the rotations of a plan that encodes."""
+    gate: int = 0
+    """Address of a word (uint32) that a device writes; the operation starts when it is not 0. 0: it starts at once."""
+    done: int = 0
+    """Address of a word that gets 1 at the end; after a failure the bytes of `target` are 0xFF, NaN, before. Or 0."""
 
 
 class Times(NamedTuple):
@@ -193,9 +197,12 @@ class Group(Protocol):
         timeout_s: float,
         priority: int = 0,
         call: Call | None = None,
+        gate: int = 0,
+        done: int = 0,
     ) -> Handle:
         """Sends the `length` bytes at address `source` to group rank `to`, which receives them with the same tag.
 
+        `gate` and `done`: as of `Request`.
         Messages of one sender, receiver and tag (0 to 2**32 - 2) are received in the order in which they were sent.
         Both ranks pass the same length, which may be 0; otherwise the group fails with MismatchError. Sends and
         receives are independent of plans and of each other's order. The caller keeps the memory alive until the handle
@@ -213,6 +220,7 @@ class Group(Protocol):
         timeout_s: float,
         priority: int = 0,
         call: Call | None = None,
+        done: int = 0,
     ) -> ReceiveHandle:
         """Receives the next message with this tag from group rank `source`, or with None the first from any rank.
 

@@ -35,8 +35,9 @@ ANY_SOURCE = NOBODY = 0xFFFFFFFF
 # .order. To pack them at once takes a quarter of the time that cffi needs to set the fields one by one, which shows in
 # small collectives.
 REQUEST_HEAD = struct.Struct("=QQQQiiBBH")
-# All of struct cl_message_request, with the C compiler's padding: rank, tag, memory, length, priority, timeout_us.
-MESSAGE = struct.Struct("=IIQQIxxxxQ")
+# All of struct cl_message_request, with the C compiler's padding: rank, tag, memory, length, priority, timeout_us,
+# gate, done.
+MESSAGE = struct.Struct("=IIQQIxxxxQQQ")
 
 
 class NativeGroup:
@@ -103,8 +104,12 @@ class NativeGroup:
             if native_qos is not None:
                 native[0].qos = native_qos[0]
             native[0].codec_key = request.codec_key
+            has_words = request.gate != 0 or request.done != 0
+            if has_words:
+                native[0].gate = ffi.cast("uint32_t *", request.gate)
+                native[0].done = ffi.cast("uint32_t *", request.done)
             status = lib.cl_submit(group, native[0], out)
-            if native_qos is None:
+            if native_qos is None and not has_words:
                 self._requests.append(native)
         finally:
             self._leave()
@@ -130,7 +135,7 @@ class NativeGroup:
         except IndexError:
             made = ffi.new("struct cl_operation_request *")
             native = made, ffi.buffer(made)
-        plan, source, target, dtype, op, timeout_s, priority, order, _, _ = request
+        plan, source, target, dtype, op, timeout_s, priority, order, *_ = request
         address, timeout_us = self._native_plan(plan), timeout_us_of(timeout_s)
         REQUEST_HEAD.pack_into(native[1], 0, address, source, target, timeout_us, dtype, op, priority, 0, order)
         return native
@@ -145,9 +150,11 @@ class NativeGroup:
         timeout_s: float,
         priority: int = 0,
         call: Call | None = None,
+        gate: int = 0,
+        done: int = 0,
     ) -> NativeHandle:
         self._check_message(to, tag)
-        message = MESSAGE.pack(to, tag, source, length, priority, timeout_us_of(timeout_s))
+        message = MESSAGE.pack(to, tag, source, length, priority, timeout_us_of(timeout_s), gate, done)
         return NativeHandle(self, self._start(lib.cl_send, message, call), call)
 
     def receive(
@@ -160,10 +167,11 @@ class NativeGroup:
         timeout_s: float,
         priority: int = 0,  # noqa: ARG002  # the sender chooses it
         call: Call | None = None,
+        done: int = 0,
     ) -> NativeReceiveHandle:
         self._check_message(source, tag)
         rank = ANY_SOURCE if source is None else source
-        message = MESSAGE.pack(rank, tag, target, length, 0, timeout_us_of(timeout_s))
+        message = MESSAGE.pack(rank, tag, target, length, 0, timeout_us_of(timeout_s), 0, done)
         return NativeReceiveHandle(self, self._start(lib.cl_receive, message, call), call)
 
     def _check_message(self, other: int | None, tag: int) -> None:

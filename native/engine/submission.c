@@ -61,6 +61,7 @@ void cl_submission_end(struct cl_submission *submission, int status, struct cl_e
         return;
     }
     submission->times = submission->operation.times;
+    cl_operation_write_done(&submission->operation, status);
     atomic_store(&submission->status, status);
     atomic_store(&submission->done, 1);
     futex(&submission->done, FUTEX_WAKE_PRIVATE, INT32_MAX, NULL);

@@ -52,6 +52,8 @@ int cl_submit(cl_group *group, const struct cl_operation_request *request, cl_op
 int cl_run(cl_group *group, const struct cl_operation_request *request)
 {
     struct cl_submission *submission;
+    if (request != NULL && (request->gate != NULL || request->done != NULL))
+        return CL_EINVAL;
     int status = create(group, request, &submission);
     if (status != CL_OK)
         return status;
@@ -112,7 +114,7 @@ static int submit_message(cl_group *group, enum cl_operation_kind kind, const st
         submission->message_wait = member->message_wait;
         cl_message_wait_retain(member->message_wait);
     }
-    if (kind == CL_OPERATION_SEND && !local)
+    if (kind == CL_OPERATION_SEND && !local && request->gate == NULL)
         end_early(member, submission, request);
     *out = &submission->operation;
     submit(member, *out, local || kind == CL_OPERATION_RECEIVE || request->length <= NOW_BYTES_MAX);

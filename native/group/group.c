@@ -11,6 +11,7 @@ int cl_group_init(struct cl_group *group, const struct cl_group_options *options
     *group = (struct cl_group){
         .id = options->id, .rank = options->rank, .size = options->size, .endpoint = endpoint, .io = *io};
     group->in_flight.last = &group->in_flight.first;
+    cl_held_init(&group->held);
     cl_waiting_init(&group->waiting);
     for (uint32_t class = 0; class < CL_CLASSES; class ++)
         group->host_flight[class].last = &group->host_flight[class].first;
@@ -102,13 +103,22 @@ void cl_group_queue(struct cl_group *group, struct cl_operation *operation)
         atomic_fetch_add(&group->host_queues.queues[operation->turn.class].queued, 1);
 }
 
-void cl_group_take(struct cl_group *group, struct cl_operation *operation)
+/* Takes an operation that may start into the list of those in flight. */
+static void let_start(struct cl_group *group, struct cl_operation *operation)
 {
     struct cl_operation_list *list =
         operation->plan->uses_host ? &group->host_flight[operation->turn.class] : &group->in_flight;
     if (operation->plan->uses_host && operation->plan->network_steps > 0)
         cl_endpoint_delay(group->endpoint, group->id, operation->sequence);
     cl_operation_list_append(list, operation);
+}
+
+void cl_group_take(struct cl_group *group, struct cl_operation *operation)
+{
+    if (cl_held_must_wait(&group->held, operation))
+        cl_held_add(&group->held, operation);
+    else
+        let_start(group, operation);
 }
 
 int cl_group_start(struct cl_group *group, struct cl_operation *operation, uint64_t now_us)
@@ -278,7 +288,7 @@ static void end_list(struct cl_group *group, struct cl_operation_list *list, int
 
 static bool is_idle(const struct cl_group *group)
 {
-    bool idle = group->in_flight.first == NULL && group->waiting.first == NULL;
+    bool idle = group->in_flight.first == NULL && group->waiting.first == NULL && group->held.list.first == NULL;
     for (uint32_t class = 0; class < CL_CLASSES; class ++)
         idle = idle && group->host_flight[class].first == NULL;
     return idle;
@@ -300,9 +310,19 @@ static void end_all(struct cl_group *group, int status, uint64_t now_us)
         end_list(group, &group->host_flight[class], status, now_us);
 }
 
+/* Ends those that are held of a group that has failed, up to the first whose gate is closed: the device may still copy
+ * its inputs, over the NaN of its results if the two are in the same memory. */
+static void end_held(struct cl_group *group, int status, uint64_t now_us, uint64_t *deadline_us)
+{
+    for (struct cl_operation *operation; (operation = cl_held_next(&group->held, now_us, deadline_us)) != NULL;)
+        end(group, operation, status, now_us);
+}
+
 void cl_group_leave(struct cl_group *group, uint64_t now_us)
 {
-    end_all(group, atomic_load(&group->status), now_us);
+    int status = atomic_load(&group->status);
+    end_all(group, status, now_us);
+    end_list(group, &group->held.list, status, now_us);
     forget_messages(group);
 }
 
@@ -520,6 +540,9 @@ bool cl_group_progress(struct cl_group *group, size_t budget, uint64_t now_us, u
     if (aborted != CL_OK)
         cl_group_hear(group, aborted, culprit);
     cl_waiting_end_due(&group->waiting, now_us, &group->in_flight);
+    if (atomic_load(&group->status) == CL_OK)
+        for (struct cl_operation *operation; (operation = cl_held_next(&group->held, now_us, deadline_us)) != NULL;)
+            let_start(group, operation);
     move_messages(group, &progress);
     if (advance_list(group, &group->in_flight, CL_WORK_BUDGET_BYTES, &progress)) {
         bool more = progress.more;
@@ -529,6 +552,7 @@ bool cl_group_progress(struct cl_group *group, size_t budget, uint64_t now_us, u
     int failed = atomic_load(&group->status);
     if (failed != CL_OK) {
         end_all(group, failed, now_us);
+        end_held(group, failed, now_us, deadline_us);
         return false;
     }
     if (group->waiting.until_us < *deadline_us)

@@ -1,5 +1,7 @@
 #include "group/operation.h"
 
+#include <string.h>
+
 #include "kernels/copy.h"
 #include "kernels/reduce.h"
 
@@ -45,7 +47,10 @@ int cl_operation_request(struct cl_operation *operation, const struct cl_operati
         return CL_EINVAL;
     operation->codec_key = request->codec_key;
     operation->times.submitted_us = now_us;
+    operation->timeout_us = request->timeout_us;
     operation->deadline_us = cl_deadline_after(now_us, request->timeout_us);
+    operation->gate = (const _Atomic uint32_t *)request->gate;
+    operation->done = (_Atomic uint32_t *)request->done;
     if (operation->plan->signature != 0) {
         operation->signature =
             (uint64_t)operation->plan->signature << 32 | (uint32_t)(request->op << 8 | request->dtype) | 1u << 31;
@@ -60,6 +65,18 @@ void cl_operation_free(struct cl_operation *operation)
 {
     cl_plan_release(operation->plan);
     cl_missing_free(&operation->missing);
+}
+
+void cl_operation_write_done(struct cl_operation *operation, int status)
+{
+    if (operation->done == NULL)
+        return;
+    uint64_t bytes = operation->kind == CL_OPERATION_PLAN      ? operation->plan->output_bytes
+                     : operation->kind == CL_OPERATION_RECEIVE ? operation->transfer.length
+                                                               : 0;
+    if (status != CL_OK && bytes > 0)
+        memset(operation->output, 0xFF, bytes);
+    atomic_store_explicit(operation->done, 1, memory_order_release);
 }
 
 int cl_operation_start(struct cl_operation *operation, const struct cl_operation_place *place, uint64_t now_us)

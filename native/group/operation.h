@@ -22,8 +22,11 @@ struct cl_operation {
     struct cl_qos qos;
     uint64_t codec_key;
     struct cl_operation_times times;
-    uint64_t deadline_us;     /* UINT64_MAX: none */
-    uint32_t sequence;        /* names the operation in packets; point-to-point: the tag */
+    const _Atomic uint32_t *gate; /* NULL, or it is not 0 once the operation may start: see held.h */
+    _Atomic uint32_t *done;       /* NULL, or a word that gets 1 at the end */
+    uint64_t timeout_us;          /* 0: none */
+    uint64_t deadline_us;         /* UINT64_MAX: none */
+    uint32_t sequence;            /* names the operation in packets; point-to-point: the tag */
     uint64_t signature;       /* of everything submitted to the group, up to this one: equal on all ranks; 0: unknown */
     struct cl_host_turn turn; /* of a plan that uses the host */
     struct cl_ticket ticket;  /* point-to-point: the other rank and the name of its messages */
@@ -62,6 +65,8 @@ void cl_operation_init(struct cl_operation *operation, struct cl_group *group, e
  * bound on loss that the two do not allow. */
 int cl_operation_request(struct cl_operation *operation, const struct cl_operation_request *request, uint64_t now_us);
 void cl_operation_free(struct cl_operation *operation);
+/* Writes the word `done`, if there is one, and before that NaN to the results of an operation that failed. */
+void cl_operation_write_done(struct cl_operation *operation, int status);
 
 /* The place where an operation runs. */
 struct cl_operation_place {

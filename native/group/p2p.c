@@ -61,7 +61,10 @@ int cl_p2p_request(struct cl_operation *operation, struct cl_group *group, struc
     operation->arithmetic.element_bytes = 1;
     operation->qos.priority = (uint8_t)request->priority;
     operation->times.submitted_us = now_us;
+    operation->timeout_us = request->timeout_us;
     operation->deadline_us = cl_deadline_after(now_us, request->timeout_us);
+    operation->gate = kind == CL_OPERATION_SEND ? (const _Atomic uint32_t *)request->gate : NULL;
+    operation->done = (_Atomic uint32_t *)request->done;
     operation->ticket = (struct cl_ticket){.source = request->rank, .tag = request->tag};
     operation->sequence = request->tag;
     return CL_OK;

@@ -369,6 +369,14 @@ struct cl_operation_request {
      * runs. */
     struct cl_qos qos;
     uint64_t codec_key; /* chooses the rotations of the plan's codecs; the same on all ranks */
+    /* Words of a device, or NULL; not for cl_run. They must live until the operation is done, `gate` until it is
+     * written. gate: the operation starts when it is not 0, and those submitted after it wait behind it, but for
+     * receives. The time of timeout_us begins then. done: 1 is written at the end, after all of `output`. If the
+     * operation fails, the bytes of `output` are 0xFF first, which is NaN in all types of floating-point numbers. An
+     * operation whose group fails ends when its gate opens, so that no copy of the device follows; at cl_group_close at
+     * once. */
+    const uint32_t *gate;
+    uint32_t *done;
 };
 
 /* Starts a plan. */
@@ -392,8 +400,10 @@ struct cl_message_request {
     uint32_t tag;  /* below UINT32_MAX */
     void *memory;  /* belongs to the engine until the operation is done; cl_send only reads it */
     uint64_t length;
-    uint32_t priority;   /* of a send: 0 (first) to 7 */
-    uint64_t timeout_us; /* 0: none */
+    uint32_t priority;    /* of a send: 0 (first) to 7 */
+    uint64_t timeout_us;  /* 0: none */
+    const uint32_t *gate; /* of a send: see struct cl_operation_request */
+    uint32_t *done;
 };
 
 /* Point-to-point, independent of and concurrent with the plans. Messages of one sender, receiver and tag are received

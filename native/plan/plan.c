@@ -148,6 +148,10 @@ static bool inspect(struct cl_plan *plan, const uint64_t sizes[4])
         if (step->kind == CL_POST || names_host_rank(step))
             plan->uses_host = true;
         plan->encodes |= step->flags >> 8 != 0;
+        uint64_t end = step->target_offset + step->length;
+        if (cl_step_writes(step->kind) && step->kind != CL_ENCODE && step->target == CL_OUTPUT &&
+            end > plan->output_bytes)
+            plan->output_bytes = end;
         if (cl_step_reads(step->kind) && step->source == CL_STAGING && step->peer != plan->rank)
             plan->shared_bytes += step->length;
         if (step->dependencies == 0)

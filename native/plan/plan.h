@@ -24,6 +24,7 @@ struct cl_plan {
     uint64_t shared_bytes;  /* read from the staging of other ranks */
     bool uses_host;         /* it reads or writes staging, posts or awaits */
     bool encodes;           /* it has steps with a codec */
+    uint64_t output_bytes;  /* up to the last one that a step writes */
     uint64_t scratch_bytes;
     uint64_t staging_bytes;
     uint32_t signature; /* of the collective, the same on all ranks; 0: not compared */

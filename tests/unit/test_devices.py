@@ -10,7 +10,8 @@ from torch import Tensor
 
 from commlayer.errors import CommError, ConfigError, OperationTimeoutError
 from commlayer.frontend.device.devices import Devices, backend_for, placed
-from commlayer.frontend.device.pinned import PinnedCopies, PinnedHandle
+from commlayer.frontend.device.pinned import PinnedCopies
+from commlayer.frontend.device.pinned_handle import PinnedHandle
 from commlayer.frontend.work.work import CommWork
 from commlayer.transport.call import Call, Calls
 from tests.fake_cuda import FakeCuda

@@ -9,7 +9,8 @@ from __future__ import annotations
 import dataclasses
 
 from ..work.work import CommWork
-from .pinned import PinnedCopies, PinnedHandle
+from .pinned import PinnedCopies
+from .pinned_handle import PinnedHandle
 
 
 @dataclasses.dataclass

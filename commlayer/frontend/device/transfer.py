@@ -7,7 +7,6 @@ back              copies results, if no stream waits for them yet
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .accelerator import Accelerator, write_word
+from .accelerator import Accelerator
 
 
 def pinned_bytes(tensors: Iterable[Tensor]) -> int:
@@ -45,16 +44,20 @@ class Transfer:
             for tensor in (*self._inputs, *self._outputs):
                 if id(tensor) not in self._host:
                     self._host[id(tensor)] = accelerator.pinned(tensor.shape, tensor.dtype)
-        self._results = [self._host[id(tensor)] for tensor in self._outputs]
         self._stream = back
         self._ready, self._copied = accelerator.event(), accelerator.event()
 
-    def take_out(self, out: Any) -> None:
-        """Enqueues the copies of the inputs on the stream `out`, behind all work of the current stream."""
+    def take_out(self, out: Any, gate: Tensor | None = None) -> None:
+        """Enqueues the copies of the inputs on the stream `out`, behind all work of the current stream.
+
+        Behind them the stream writes the word `gate`, which the caller keeps until the copies are over.
+        """
         out.wait_stream(self._accelerator.current_stream(self.device))
         with self._accelerator.on(out):
             for tensor in self._inputs:
                 self._accelerator.copy(self._host[id(tensor)], tensor.detach())
+        if gate is not None:
+            self._accelerator.write_word(out, gate)
         self._ready.record(out)
 
     def wait_until_out(self) -> None:
@@ -66,11 +69,9 @@ class Transfer:
         """The pinned copies of these tensors; host tensors stay as they are."""
         return [self._host.get(id(tensor), tensor) for tensor in tensors]
 
-    def word(self) -> Tensor:
-        """A word that a stream can wait for, not written so far."""
-        made = self._accelerator.pinned((1,), torch.int32)
-        write_word(made, 0)
-        return made
+    def addresses(self) -> frozenset[int]:
+        """Those of the pinned copies; 0 is that of a tensor without elements."""
+        return frozenset({0, *(each.data_ptr() for each in self._host.values())})
 
     def bring_back(self, word: Tensor | None = None) -> None:
         """Enqueues the copies of the results: with `word`, on the current stream and once the word is written.
@@ -103,9 +104,9 @@ class Transfer:
         self._outputs.clear()
 
     def is_back(self) -> bool:
-        """Whether the copies back are over, or were never enqueued."""
+        """Whether the copies out and back are over; those back may never have been enqueued."""
         with self._accelerator.at(self.device):
-            return bool(self._copied.query())
+            return bool(self._ready.query() and self._copied.query())
 
     def wait_until_back(self) -> None:
         """Blocks the calling thread until the copies back, which are enqueued, are over."""
@@ -116,14 +117,7 @@ class Transfer:
         """Makes the stream current that has the copies back."""
         return self._accelerator.on(self._stream)
 
-    def spoil(self) -> None:
-        """Makes the results NaN, where their type has it: the operation failed, and a stream will copy them."""
-        for tensor in self._results:
-            if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
-                tensor.fill_(math.nan)
-
     def release(self) -> None:
         """Lets go of all tensors: the copies are over, or are never made."""
         self.leave()
-        self._results.clear()
         self._host.clear()

@@ -19,7 +19,7 @@ from torch.futures import Future
 
 from ...config import Config
 from ...errors import ConfigError
-from ..device.pinned import PinnedHandle
+from ..device.pinned_handle import PinnedHandle
 from ..work.dynamo import untraced
 from ..work.work import CommWork
 from .gradient import Place, Reduction, reduce_gradient
@@ -104,7 +104,7 @@ def reduce_buffer(
         begin = functools.partial(reduce_gradient, outputs[0], parameters, policy, starts=starts, place=place)
         return _reduce_on_host(outputs[0], shared, begin)
 
-    work = pinned.run(on_host, [buffer], [buffer])
+    work = pinned.run(on_host, [buffer], [buffer], needs_host=True)
     state.in_flight.add(work, is_last=place.is_last)
     return work
 

@@ -22,6 +22,7 @@ from ...errors import ConfigError
 from ...transport.bootstrap import Rendezvous, settle
 from ...transport.log import log
 from ..device.devices import FORMER
+from ..work.context import NeedsHostError, current_words
 from .tensors import op_name, reduction_kind
 
 
@@ -74,6 +75,8 @@ class Fallback:
         method = getattr(self._group, name if hasattr(self._group, name) else FORMER[name])
 
         def call(*args: Any) -> Any:
+            if current_words() is not None:
+                raise NeedsHostError
             self._check()
             self._tell(name, args)
             return method(*args)

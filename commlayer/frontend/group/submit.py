@@ -26,7 +26,7 @@ from ...plans.plan import Plan
 from ...plans.select import Collective, Settings, plan_for
 from ...transport.base import DType, Group, Handle, Op, Qos, Request
 from ...transport.call import Call, Calls
-from ..work.context import current_label, current_order, current_priority
+from ..work.context import NeedsHostError, current_label, current_order, current_priority, current_words
 from ..work.work import CommWork, JoinedHandle, ReceiveWork, join
 from .shares import LEAST_BYTES, Shares, Store
 from .tensors import Kind, copy_back
@@ -184,6 +184,11 @@ class Submitter:
         `qos` None: nothing is lost. `priority` None: that of the context (`priority.py`), else of the group.
         `codec_key` None: nothing is encoded.
         """
+        words = current_words()
+        if words is not None:
+            if len(operations) != 1 or copies or qos is not None or codec_key is not None:
+                raise NeedsHostError
+            words.check(operations[0].source, operations[0].target)
         timeout: timedelta = opts.timeout
         if timeout == UNSET:
             timeout = self._timeout()
@@ -193,7 +198,7 @@ class Submitter:
         call.weights = operations[0].plan.weights if operations else ()
         self.calls.add(call)
         with self.profile(call):
-            if not getattr(opts, "asyncOp", True) and qos is None and codec_key is None:
+            if words is None and not getattr(opts, "asyncOp", True) and qos is None and codec_key is None:
                 self._run(call, operations, timeout_s, priority)
                 copy_back(copies)
                 if self._in_flight:
@@ -201,11 +206,12 @@ class Submitter:
                         self._let_go()
                 return CommWork(None, results, call=call)
             handles, order = [], current_order()
+            gate, done = (0, 0) if words is None else words[:2]
             for operation in operations:
                 handle = _started(
                     call,
                     self._group.submit,
-                    Request(*operation, timeout_s, priority, order, qos, codec_key or 0),
+                    Request(*operation, timeout_s, priority, order, qos, codec_key or 0, gate, done),
                 )
                 self._keep(handle, memory)
                 handles.append(handle)
@@ -231,6 +237,7 @@ class Submitter:
 
     def send(self, tensor: Tensor, source: Tensor, to: int, tag: int) -> Work:
         """Sends `source`, the elements of `tensor` in one stretch."""
+        words = _words_of(source)
         timeout_s = self._timeout().total_seconds()
         priority = self._class()
         call = Call("send", tensor.dtype, [tensor.shape], rank=to, tag=tag, priority=priority, label=current_label())
@@ -238,7 +245,7 @@ class Submitter:
         with self.profile(call):
             where = source.data_ptr(), source.nbytes
             call.handle = handle = _started(
-                call, self._group.send, *where, to, tag, timeout_s=timeout_s, priority=priority
+                call, self._group.send, *where, to, tag, timeout_s=timeout_s, priority=priority, **words
             )
         if not handle.done():
             self._keep(handle, [source])
@@ -246,13 +253,15 @@ class Submitter:
 
     def receive(self, tensor: Tensor, target: Tensor, source: int | None, tag: int) -> Work:
         """Receives into `target`, and copies that to `tensor` if it is another one. `source` None: from any rank."""
+        words = _words_of(target)
+        words.pop("gate", None)  # it reads nothing
         timeout_s = self._timeout().total_seconds()
         call = Call("receive", tensor.dtype, (), [tensor.shape], rank=source, tag=tag, label=current_label())
         self.calls.add(call)
         with self.profile(call):
             where = target.data_ptr(), target.nbytes
             call.handle = handle = _started(
-                call, self._group.receive, *where, source, tag, timeout_s=timeout_s, priority=self._class()
+                call, self._group.receive, *where, source, tag, timeout_s=timeout_s, priority=self._class(), **words
             )
         if not handle.done():
             self._keep(handle, [target])
@@ -316,6 +325,15 @@ class Submitter:
                 self._in_flight.rotate(-1)
                 return
             self._in_flight.popleft()
+
+
+def _words_of(memory: Tensor) -> dict[str, int]:
+    """The words of a message that starts here: arguments of `Group.send`."""
+    words = current_words()
+    if words is None:
+        return {}
+    words.check(memory.data_ptr())
+    return {"gate": words.gate, "done": words.done}
 
 
 def _coded(settings: Settings, pair: CodecPair | None) -> Settings:

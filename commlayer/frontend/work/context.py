@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from contextvars import ContextVar
+from typing import NamedTuple
 
 from ...config import CLASS
 
@@ -13,6 +14,29 @@ ORDER_MAX = (1 << 16) - 1
 
 _priority: ContextVar[int | None] = ContextVar("commlayer.priority", default=None)
 _order: ContextVar[int] = ContextVar("commlayer.order", default=0)
+
+
+class NeedsHostError(Exception):
+    """An operation would need the host between its words. Nothing has started: it can start without words."""
+
+
+class Words(NamedTuple):
+    """The words of an operation whose tensors are pinned copies: a device opens the gate, and waits for `done`."""
+
+    gate: int
+    """See `base.Request`."""
+    done: int
+    memory: frozenset[int]
+    """The addresses of the copies. Only the engine may read or write them between the words: the device has not made
+    them when the operation is submitted, and reads them as soon as it is done."""
+
+    def check(self, *addresses: int) -> None:
+        """Raises NeedsHostError if an operation on this memory is one on copies of the copies."""
+        if not self.memory.issuperset(addresses):
+            raise NeedsHostError
+
+
+_words: ContextVar[Words | None] = ContextVar("commlayer.words", default=None)
 _label: ContextVar[str] = ContextVar("commlayer.label", default="")
 
 
@@ -83,3 +107,13 @@ def labelled(text: str) -> Iterator[None]:
 def current_label() -> str:
     """The name of operations of this context; empty: there is none."""
     return _label.get()
+
+
+def hold_words(words: Words) -> None:
+    """The operation that starts in this context has these words."""
+    _words.set(words)
+
+
+def current_words() -> Words | None:
+    """The words of the operation that starts in this context; None: it has none."""
+    return _words.get()

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from commlayer.frontend.device.pinned import PinnedCopies
+from commlayer.frontend.work.context import NeedsHostError, current_words
 from commlayer.frontend.work.work import CommWork
 from tests.fake_cuda import FakeCuda
-from tests.unit.pinned.host import Host, comes
+from tests.unit.pinned.host import Host, comes, handle_of
 
 
 def test_inputs_are_copied_after_their_kernels_and_results_before_later_ones(
@@ -82,9 +83,8 @@ def test_an_operation_that_is_over_is_copied_before_anybody_waits(
     assert cuda.waits == tried
 
 
-def test_operations_start_in_the_order_of_the_calls_with_and_without_a_device(
-    cuda: FakeCuda, pinned: PinnedCopies, host: Host
-) -> None:
+def test_operations_start_in_the_order_of_the_calls_with_and_without_a_device(cuda: FakeCuda, host: Host) -> None:
+    pinned = PinnedCopies(cuda)
     opened = cuda.gate()
     first = pinned.run(host.double, [cuda.tensor(1)], [cuda.tensor(0)])
     assert pinned.busy
@@ -104,6 +104,37 @@ def test_operations_start_in_the_order_of_the_calls_with_and_without_a_device(
     assert not pinned.busy
     host.end()
     first.wait()
+    pinned.close()
+
+
+def test_an_operation_behind_one_that_the_host_starts_has_no_words(
+    cuda: FakeCuda, pinned: PinnedCopies, host: Host
+) -> None:
+    """Its turn comes once this thread has started the other one, which needs the driver and the interpreter."""
+    opened = cuda.gate()
+    tensors = [cuda.tensor(each) for each in (1, 2)]
+    first = pinned.run(host.double, [tensors[0]], [tensors[0]], needs_host=True)
+    second = pinned.run(host.double, [tensors[1]], [tensors[1]])
+    assert handle_of(first).words() is handle_of(second).words() is None
+    opened.set()
+    host.end(0)
+    host.end(1)
+    second.wait()
+    assert cuda.read(tensors[1]) == [4.0]
+
+
+def test_an_operation_that_needs_the_host_is_started_by_it(cuda: FakeCuda, pinned: PinnedCopies, host: Host) -> None:
+    def call(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> CommWork:
+        if current_words() is not None:
+            raise NeedsHostError
+        return host.double(inputs, outputs)
+
+    tensor = cuda.tensor(3)
+    work = pinned.run(call, [tensor], [tensor])
+    assert handle_of(work).words() is None
+    host.end()
+    work.wait()
+    assert cuda.read(tensor) == [6.0]
 
 
 def test_a_receive_starts_at_once(cuda: FakeCuda, pinned: PinnedCopies, host: Host) -> None:
@@ -112,9 +143,9 @@ def test_a_receive_starts_at_once(cuda: FakeCuda, pinned: PinnedCopies, host: Ho
     target = cuda.tensor(0, 0)
     receive = pinned.run(host.double, [], [target], at_once=True)
     assert host.started == [[]]
-    host.end(0)
+    host.end(1)
     opened.set()
     receive.wait()
     assert cuda.read(target) == [5.0, 5.0]
-    host.end(1)
+    host.end(0)
     first.wait()
