@@ -2,6 +2,8 @@
 
 import functools
 import math
+import os
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -147,6 +149,25 @@ def ddp(lab: Lab, rank: int, size: int) -> None:
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
 
 
+def amp(lab: Lab, rank: int, size: int) -> None:
+    """DDP with autocast and scaled gradients ends with finite parameters, the same on both ranks."""
+    model = DistributedDataParallel(lab.model(_net()))
+    scaler = torch.amp.GradScaler(lab.device.type)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(4):
+        with torch.autocast(lab.device.type, dtype=torch.bfloat16):
+            loss = model(torch.randn(8, 20, device=lab.device)).square().mean()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    mine = nn.utils.parameters_to_vector(model.parameters()).detach()
+    theirs = mine.clone()
+    dist.broadcast(theirs, 0)
+    assert bool(mine.isfinite().all())
+    assert torch.equal(lab.read(mine), lab.read(theirs))
+
+
 def overlap(lab: Lab, rank: int, size: int) -> None:
     """With `commlayer.overlap`, training has the parameters of the same training on the host."""
     found = []
@@ -163,9 +184,18 @@ def overlap(lab: Lab, rank: int, size: int) -> None:
 
 def fsdp(lab: Lab, rank: int, size: int) -> None:
     """FSDP2, which waits on streams of its own, has the parameters of the same training on the host."""
+    _sharded(lab, rank, (size,))
+
+
+def hsdp(lab: Lab, rank: int, size: int) -> None:
+    """The same with replicas of the shards: FSDP2's HSDP."""
+    _sharded(lab, rank, (size, 1))
+
+
+def _sharded(lab: Lab, rank: int, shape: tuple[int, ...]) -> None:
     found = []
     for net, device in ((lab.model(_net()), lab.device), (_net(), torch.device("cpu"))):
-        mesh = init_device_mesh(device.type, (size,))
+        mesh = init_device_mesh(device.type, shape, mesh_dim_names=("replicate", "shard")[-len(shape) :])
         for layer in net.children():
             fully_shard(layer, mesh=mesh)
         fully_shard(net, mesh=mesh)
@@ -183,6 +213,44 @@ def _loop(model: nn.Module, optimizer: torch.optim.Optimizer, rank: int, device:
         model(torch.randn(8, 20, generator=generator).to(device)).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
+
+
+def drains(lab: Lab, rank: int, size: int) -> None:
+    """Calls for which the driver may drain the device, right after `wait()` and while a rank is late."""
+    for number, call in enumerate(lab.drains().values()):
+        tensor = lab.tensor(torch.full((1 << 16,), rank + 1.0))
+        if rank == number % 2:
+            lab.busy(0.1)
+        dist.all_reduce(tensor, async_op=True).wait()
+        call()
+        assert torch.equal(lab.read(tensor), torch.full((1 << 16,), 3.0))
+
+
+def rooted(lab: Lab, rank: int, size: int) -> None:
+    """Broadcast and reduce, in which a rank copies only what it reads or writes."""
+    for root in range(size):
+        sent, reduced = (lab.tensor(torch.full((4096,), rank + 1.0)) for _ in range(2))
+        dist.broadcast(sent, root)
+        dist.reduce(reduced, root)
+        assert torch.equal(lab.read(sent), torch.full((4096,), root + 1.0))
+        if rank == root:
+            assert torch.equal(lab.read(reduced), torch.full((4096,), 3.0))
+
+
+def inference(lab: Lab, rank: int, size: int) -> None:
+    """`torch.inference_mode`, whose tensors other threads may not write."""
+    with torch.inference_mode():
+        tensor = lab.tensor(torch.full((4096,), rank + 1.0))
+        dist.all_reduce(tensor)
+        assert torch.equal(lab.read(tensor), torch.full((4096,), 3.0))
+
+
+def default_device(lab: Lab, rank: int, size: int) -> None:
+    """A default device, which is not that of pinned memory."""
+    tensor = lab.tensor(torch.full((4096,), rank + 1.0))
+    with lab.device:
+        dist.all_reduce(tensor)
+    assert torch.equal(lab.read(tensor), torch.full((4096,), 3.0))
 
 
 def failure(lab: Lab, rank: int, size: int) -> None:
@@ -207,8 +275,66 @@ def failure(lab: Lab, rank: int, size: int) -> None:
 
 CHECKS: dict[str, Check] = {
     each.__name__: each
-    for each in (collectives, order, host_goes_on, many_in_flight, messages, memory, training, failure)
+    for each in (
+        collectives,
+        rooted,
+        order,
+        host_goes_on,
+        drains,
+        many_in_flight,
+        messages,
+        memory,
+        inference,
+        default_device,
+        training,
+        failure,
+    )
 }
 
-ON_GPUS: dict[str, Check] = {each.__name__: each for each in (ddp, overlap, fsdp)}
+ON_GPUS: dict[str, Check] = {each.__name__: each for each in (ddp, amp, overlap, fsdp, hsdp)}
 """These need a GPU: a fake of one does not order the kernels of a model behind its streams."""
+
+
+def graph_beside(lab: Lab, rank: int, size: int) -> None:
+    """A graph that is captured while an operation is in flight."""
+    values, tensor = torch.zeros(1024, device=lab.device), lab.tensor(torch.full((1 << 16,), rank + 1.0))
+    values.add_(1)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    work = dist.all_reduce(tensor, async_op=True)
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        values.add_(1)
+    work.wait()
+    graph.replay()
+    assert torch.equal(lab.read(tensor), torch.full((1 << 16,), 3.0))
+    assert float(values[0]) == 2.0
+
+
+def killed(lab: Lab, rank: int, size: int) -> None:
+    """Rank 1 is killed while a stream of rank 0 waits for it, or its `wait()`: rank 0 gets the error."""
+    tensor = lab.tensor(torch.ones(4096))
+    store = ranks.store()
+    if rank == 1:
+        store.wait(["called"])
+        os.kill(os.getpid(), signal.SIGKILL)
+    work = dist.all_reduce(tensor, async_op=True)
+    store.set("called", "1")
+    try:
+        work.wait()
+        assert math.isnan(float(lab.read(tensor)[0]))
+        dist.all_reduce(tensor)
+    except commlayer.CommError:
+        return
+    raise AssertionError("the failure was not raised")
+
+
+def left(lab: Lab, rank: int, size: int) -> None:
+    """The process ends without `destroy_process_group`, and with work in flight on rank 0."""
+    tensor = lab.tensor(torch.ones(4096))
+    dist.all_reduce(tensor)
+    if rank == 0:
+        dist.all_reduce(tensor, async_op=True)
+
+
+UNTIDY: dict[str, Check] = {each.__name__: each for each in (killed, left)}
+"""These do not leave the group."""

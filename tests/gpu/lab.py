@@ -1,5 +1,6 @@
 """`Lab`: the device of a check, a GPU or a fake of one."""
 
+import functools
 import threading
 import time
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from commlayer.frontend.device.devices import Devices
 from commlayer.frontend.device.pinned import PinnedCopies
 from commlayer.frontend.group.backend import CommProcessGroup
 from tests.fake_cuda import FakeCuda, Words
+from tests.gpu.facts import CALLS
 
 CYCLES_PER_SECOND = 10**9
 """The rough cycles of a GPU."""
@@ -61,6 +63,10 @@ class Lab:
     def order(self) -> None:
         """The host is about to read what a GPU would read in the order of its stream."""
 
+    def drains(self) -> dict[str, Callable[[], object]]:
+        """Calls for which the driver may hold its lock until the device is idle."""
+        return {}
+
 
 class Gpu(Lab):
     """A GPU: that of the rank, or one for all ranks."""
@@ -82,6 +88,10 @@ class Gpu(Lab):
 
     def read(self, tensor: Tensor) -> Tensor:
         return tensor.cpu()
+
+    def drains(self) -> dict[str, Callable[[], object]]:
+        values = torch.ones(1 << 20, device=self.device)
+        return {name: functools.partial(call, values) for name, call in CALLS.items() if name != "none"}
 
 
 class FakeGpu(Lab):
@@ -117,6 +127,10 @@ class FakeGpu(Lab):
 
     def order(self) -> None:
         self.cuda.synchronize()
+
+    def drains(self) -> dict[str, Callable[[], object]]:
+        cuda = self.cuda
+        return {each.__name__: each for each in (cuda.first_use, cuda.free, cuda.read_pageable)}
 
 
 def waits(lab: Lab) -> bool:

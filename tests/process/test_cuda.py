@@ -1,5 +1,6 @@
 """CUDA tensors through the whole backend, on a fake of a GPU: the checks of `python -m tests.gpu`, and training."""
 
+import signal
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from commlayer.frontend.gradients.ddp import check_dense
 from commlayer.frontend.overlap import ddp as overlap_ddp
 from commlayer.frontend.overlap import started
 from tests import ranks
-from tests.gpu.checks import CHECKS, ON_GPUS
+from tests.gpu.checks import CHECKS, ON_GPUS, UNTIDY
 from tests.gpu.lab import FakeGpu, Lab
 
 
@@ -38,6 +39,29 @@ def test_check_where_wait_blocks(rank: int, size: int, name: str) -> None:
 @ranks.on(2, ranks.run_job)
 def test_checks_that_need_a_gpu_hold_on_the_host(rank: int, size: int, name: str) -> None:
     ON_GPUS[name](Lab(), rank, size)
+
+
+@pytest.mark.parametrize("stream_wait", [True, False])
+@ranks.on(2, ranks.run)
+def test_a_process_ends_without_destroy(rank: int, size: int, stream_wait: bool) -> None:
+    ranks.init(rank, size)
+    lab = FakeGpu(stream_wait=stream_wait)
+    lab.stage()
+    UNTIDY["left"](lab, rank, size)
+
+
+@pytest.mark.parametrize("stream_wait", [True, False])
+def test_a_rank_is_killed(stream_wait: bool) -> None:
+    ended = ranks.outcomes(killed, 2, stream_wait)
+    assert ended[0].error is None
+    assert ended[1].exit_code == -signal.SIGKILL
+
+
+def killed(rank: int, size: int, stream_wait: bool) -> None:
+    ranks.init(rank, size)
+    lab = FakeGpu(stream_wait=stream_wait)
+    lab.stage()
+    UNTIDY["killed"](lab, rank, size)
 
 
 class Net(nn.Module):

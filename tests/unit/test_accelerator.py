@@ -1,7 +1,5 @@
 """`Current` and `Cuda`: the calls that they make of torch, on stand-ins for its functions."""
 
-from __future__ import annotations
-
 import threading
 from typing import Any, NamedTuple
 
