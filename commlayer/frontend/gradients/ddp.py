@@ -24,6 +24,7 @@ from ..work.dynamo import untraced
 from ..work.work import CommWork
 from .gradient import Place, Reduction, reduce_gradient
 from .hook_state import HookState
+from .samples import weigh
 
 
 @untraced
@@ -32,14 +33,23 @@ def allreduce_hook(state: HookState, bucket: dist.GradBucket) -> Future[torch.Te
 
     A failure reaches the caller of `backward()` as a RuntimeError with the engine's text. Raises ConfigError for sparse
     gradients, for the buckets of a second model, and for a restored state that belongs to another model. With
-    COMMLAYER_DISABLE it is torch's own `allreduce_hook`.
+    COMMLAYER_DISABLE it is torch's own `allreduce_hook`, after the weights of `samples`.
     """
     if Config.is_disabled():
         from torch.distributed.algorithms.ddp_comm_hooks import default_hooks  # loads what nobody else needs
 
+        _weigh_plain(state, bucket)
         return default_hooks.allreduce_hook(state.process_group, bucket)  # type: ignore[arg-type]  # None: WORLD
     check_dense(bucket)
     return future_of(reduce_bucket(bucket.buffer(), bucket, state, state.reduction))
+
+
+def _weigh_plain(state: HookState, bucket: dist.GradBucket) -> None:
+    """Multiplies the gradients with this rank's weight, without the engine."""
+    buffer = bucket.buffer()
+    if bucket.index() == 0:
+        state.begin_weight(state.process_group or dist.distributed_c10d._get_default_group(), buffer.device)
+    weigh(buffer, state.weight)
 
 
 def future_of(started: Future[torch.Tensor] | CommWork) -> Future[torch.Tensor]:

@@ -5,6 +5,7 @@ Here scheduling (the buffer's class of service), the loss bound (policy, toleran
 
     scheduler/order.py      class of service of the buffer
     loss/tolerance.py       its loss bound, and the parameters that may lose nothing
+    gradients/samples.py    the weight of this rank
     compress/feedback.py    adds the residual of earlier steps
     gradients/reducer.py    the operations, by the form in which the codec lets gradients travel:
                             exact.py, encoded.py, low_rank.py, selected.py
@@ -40,6 +41,7 @@ from .encoded import Encoded
 from .exact import Exact
 from .low_rank import Factors, LowRank
 from .reducer import Buffer, Missing, Reducer
+from .samples import weigh
 from .selected import Selected
 
 _REDUCERS: dict[Form, type[Reducer]] = {
@@ -70,6 +72,8 @@ class Reduction:
     low_rank: LowRank = dataclasses.field(default_factory=LowRank)
     commit: Commit = dataclasses.field(default_factory=Commit)
     """The buffers that change residuals together."""
+    weight: float = 1.0
+    """Factor of this rank's gradients, by its samples."""
     failed: Callable[[BaseException], None] | None = None
     """It is called with the error of an operation, before the future fails: a future keeps only the error's text."""
 
@@ -127,6 +131,7 @@ def reduce_gradient(
         source = reduction.host(place.index, "source", buffer, torch.float32).copy_(buffer)
     elif not buffer.is_cpu:
         source = reduction.host(place.index, "source", buffer).copy_(buffer)
+    weigh(source, reduction.weight)  # residuals have the weights of their own steps
     feedback, low_rank = reduction.feedback, reduction.low_rank
     added = feedback.add_to(source, parameters, starts)
     numbers = feedback.numbers_of(parameters)

@@ -1,10 +1,12 @@
-"""`group_of`: the group on which a hook averages; hooks share it."""
+"""`group_of`: the group on which a hook averages; hooks share it. `largest_of`: what its ranks agree by."""
 
 from __future__ import annotations
 
 import dataclasses
 import weakref
+from collections.abc import Sequence
 
+import torch
 import torch.distributed as dist
 
 from ...config import Config, Policy
@@ -56,3 +58,10 @@ def _of_group(policy: Policy) -> Policy:
 def is_usable(group: CommProcessGroup | None) -> bool:
     """Whether torch has not let go of a group."""
     return group is not None and (not group.closed or group in dist.distributed_c10d._world.pg_map)
+
+
+def largest_of(group: dist.ProcessGroup, own: Sequence[float], device: torch.device | str = "cpu") -> list[float]:
+    """The largest of all ranks' values, one by one. `device` is that of the exchange."""
+    values = torch.tensor(own, dtype=torch.float64, device=device)
+    group.allreduce([values], op=dist.ReduceOp(dist.ReduceOp.MAX)).wait()
+    return [float(each) for each in values.tolist()]

@@ -29,9 +29,10 @@ from .candidates import choice_for
 from .changes import Changes
 from .commit import Commit
 from .gradient import Place, Reduction
-from .hook_group import group_of, is_usable
+from .hook_group import group_of, is_usable, largest_of
 from .low_rank import LowRank
 from .reducer import Missing
+from .samples import weight_of
 
 RESIDUALS = {"f32": torch.float32, "bf16": torch.bfloat16}
 """The type of residuals, one per `Policy.residual`."""
@@ -48,9 +49,12 @@ class HookState:
     `process_group` is that of the model; None: WORLD, or the group that `overlap` or `pipeline.attach` is given.
     `tolerance` gives loss bounds by layer and by step instead of the policy's `loss_bound` (see `Tolerance`). `fine`
     selects the parameters that a codec leaves in 16 bits; None: those with fewer than two dimensions, as biases and
-    norms. `optimizer` is the one that will use the averaged gradients; the codecs `sign` and `topk` demand it. None of
-    these is saved or pickled: a restored state has no `process_group` until one is set, a state that had a tolerance
-    must be given an equal one, and `fine` and `optimizer` must be set again.
+    norms. `optimizer` is the one that will use the averaged gradients; the codecs `sign` and `topk` demand it.
+    `samples` returns the number of this rank's samples, or tokens, in a step: the average is then that over all
+    samples, and not over ranks. It is called once per step, before the first bucket; give it on all ranks or on none.
+    None of these is saved or pickled: a restored state has no `process_group` until one is set, a state that had a
+    tolerance must be given an equal one, one with `samples` such a function, and `fine` and `optimizer` must be set
+    again.
 
     With the policy's treatment `feedback`, the state keeps lost contributions of this rank's gradients until the next
     step adds them; with a codec that keeps errors, also rounding errors. They are saved, so every rank should save its
@@ -76,6 +80,7 @@ class HookState:
         tolerance: Tolerance | None = None,
         fine: Fine | None = None,
         optimizer: torch.optim.Optimizer | None = None,
+        samples: Callable[[], float] | None = None,
     ) -> None:
         for name, given, kind in (
             ("policy", policy, Policy),
@@ -88,6 +93,11 @@ class HookState:
                 is_share = 0 < number(given) <= LOSS_BOUND_MAX
                 hint = f"; the same bound for all gradients is Policy(loss_bound={given!r})" if is_share else ""
                 raise ConfigError(f"HookState({name}={given!r}): give a {kind.__name__}, or None{hint}")
+        if samples is not None and not callable(samples):
+            raise ConfigError(
+                f"HookState(samples={samples!r}): give a function that returns this rank's samples of a step, as "
+                f"lambda: len(batch), or None"
+            )
         self.policy = policy or _default_policy(tolerance)
         self._follows_group = policy is None
         self.process_group = process_group
@@ -97,6 +107,8 @@ class HookState:
         """The parameters that a codec leaves in 16 bits."""
         self.optimizer = optimizer
         """It is checked at the first step, as a restored state gets it late."""
+        self.samples = samples
+        """Returns this rank's samples of a step, which weight its gradients; None: all ranks have the same weight."""
         check_optimizer(self.policy, optimizer)
         self.feedback = Feedback(RESIDUALS[self.policy.residual])
         """Lost contributions and rounding errors that wait for the next step."""
@@ -134,6 +146,9 @@ class HookState:
         """Reductions of buckets on a device."""
         self._world_size = 0  # that of the group; 0: not known yet
         self._changes = Changes()
+        self.weight = 1.0
+        """Factor of this rank's gradients in this step, by its samples."""
+        self._was_weighted = False  # it had `samples` when it was saved
         self._restored_fine: list[int] | None = None  # numbers of the parameters that were fine when it was saved
 
     @property
@@ -179,7 +194,13 @@ class HookState:
         """The state that the reductions of this model share, for the hook."""
         shared = self.feedback, self.tolerance, self._count, self._memory
         return Reduction(
-            self.group(), *shared, choice=self._choice, fine=self.fine, low_rank=self.low_rank, commit=self._commit
+            self.group(),
+            *shared,
+            choice=self._choice,
+            fine=self.fine,
+            low_rank=self.low_rank,
+            commit=self._commit,
+            weight=self.weight,
         )
 
     def explain(self) -> str:
@@ -197,6 +218,7 @@ class HookState:
         if not self._begun:
             check_optimizer(self.policy, self.optimizer)
             self._check_world_size()
+        self.begin_weight(self.group())
         if self._scaler_searches and (self.policy.loss_bound or self.tolerance or self.policy.codec != "none"):
             self._scaler_searches -= 1
             self._loss_scale.find_scalers()
@@ -226,6 +248,16 @@ class HookState:
             self._choice.begin_step(self.steps, time.perf_counter(), self.largest_of)
         self._begun = True
         self.steps += 1
+
+    def begin_weight(self, group: dist.ProcessGroup, device: torch.device | str = "cpu") -> None:
+        """Sets `weight` for a step. All ranks of the group call. Raises ConfigError if a saved state had `samples` and
+        this one has none, and for wrong counts: see `samples.weight_of`."""
+        self.weight = 1.0 if self.samples is None else weight_of(self.samples, group, device)
+        if self.samples is None and self._was_weighted:
+            raise ConfigError(
+                "this HookState was saved with samples=...: set its `samples` again, or all ranks would have the same "
+                "weight"
+            )
 
     def changed_policy(self, fields: Mapping[str, Any]) -> Policy:
         """The policy with these fields, for `commlayer ctl`. Raises ConfigError if this hook cannot have it."""
@@ -282,9 +314,7 @@ class HookState:
 
     def largest_of(self, own: Sequence[float]) -> list[float]:
         """The largest of all ranks' values, one by one."""
-        values = torch.tensor(own, dtype=torch.float64)
-        self.group().allreduce([values], op=dist.ReduceOp(dist.ReduceOp.MAX)).wait()
-        return [float(each) for each in values]
+        return largest_of(self.group(), own)
 
     def use_group(self, given: dist.ProcessGroup, who: str) -> None:
         """Makes `given` the `process_group`, unless there is one. Raises ConfigError for one with other ranks."""
@@ -337,6 +367,7 @@ class HookState:
             **({} if self._loss_scale.given is None else {"loss_scale": self._loss_scale.given, "scale_is_set": True}),
             "choice": self._choice_state if self._choice is None else self._choice.state_dict(),
             "tolerance": self._tolerance_state if self.tolerance is None else self.tolerance.state_dict(),
+            "weighted": self._was_weighted or self.samples is not None,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -371,6 +402,7 @@ class HookState:
         self._tolerance_state = state.get("tolerance")
         self._world_size = state.get("world_size", 0)
         self._restored_fine = state.get("fine") or None
+        self._was_weighted = bool(state.get("weighted"))
 
     def __getstate__(self) -> dict[str, Any]:
         return self.state_dict()
@@ -380,6 +412,7 @@ class HookState:
         self.tolerance = None
         self.fine = Fine()
         self.optimizer = None
+        self.samples = None
         self.feedback = Feedback()
         self.load_state_dict(state)
 
