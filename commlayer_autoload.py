@@ -23,6 +23,7 @@ def load() -> None:
         return
     if NAME not in dist.Backend.backend_list:
         dist.Backend.register_backend(NAME, _create, extended_api=True, devices=_devices())
+    _split_groups(dist)
     file = environment.job_file()
     if environment.variable(environment.INSTEAD_OF) or (file and _file_replaces(file)):
         _take_place(dist)
@@ -45,6 +46,28 @@ def _create(opts: Any, pg_options: Any = None) -> Any:
     from commlayer.frontend.group.backend import create
 
     return create(opts, pg_options)
+
+
+def _split_groups(dist: Any) -> None:
+    """Lets `dist.split_group` split groups of ours without an accelerator, which torch refuses before 2.15."""
+    import torch
+
+    c10d = dist.distributed_c10d
+    real = c10d.split_group
+    if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 15) or getattr(real, "splits", False):
+        return
+
+    @functools.wraps(real)
+    def split_group(parent_pg: Any = None, *args: Any, **kwargs: Any) -> Any:
+        parent = parent_pg or dist.group.WORLD
+        if not hasattr(parent, "name_of_split"):
+            return real(parent_pg, *args, **kwargs)
+        from commlayer.frontend.group.split import split_group
+
+        return split_group(parent, *args, **kwargs)
+
+    split_group.splits = True  # type: ignore[attr-defined]
+    dist.split_group = c10d.split_group = split_group
 
 
 def _watch_steps(folder: str) -> None:

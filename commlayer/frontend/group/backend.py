@@ -55,6 +55,7 @@ from .gloo import Fallback, connect_gloo, plain_gloo
 from .options import NAME, Options
 from .record import description_of, open_record
 from .report import Report
+from .split import check_ranks, policy_of
 from .submit import Submitter
 from .uncaught import tell_torchrun
 
@@ -86,6 +87,7 @@ class CommProcessGroup(dist.ProcessGroup):
         """Whether `shutdown` or `abort` was called."""
         self._is_shut_down = False
         self._ranks = list(global_ranks) or list(range(size))
+        self._store, self._name, self._split_count = store, name, 0
         peer = self._ranks[rank]
         rendezvous = Rendezvous(store, name, rank, size, timeout, self._ranks)
         with rendezvous.alone():
@@ -336,6 +338,50 @@ class CommProcessGroup(dist.ProcessGroup):
     @placed(outputs=[0], is_message=True)
     def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> Work:
         return self._collectives.receive(tensors, None, tag) or self._fallback.recv_anysource(tensors, tag)
+
+    def split_group(
+        self,
+        new_ranks: list[int],
+        timeout: timedelta | None = None,
+        opts: Any = None,
+        group_name: Any = None,
+        group_desc: str | None = None,
+        device_types: list[torch.device] | None = None,  # noqa: ARG002  # the child has all devices of its parent
+    ) -> CommProcessGroup | None:
+        """A group of these ranks of this group, for `dist.split_group`; None on a rank that is not among them.
+
+        It has the timeout and the policy of this group, unless `timeout` and `opts` give others.
+        Raises ValueError for wrong ranks, and the errors of a new group.
+        """
+        check_ranks(self, [new_ranks])
+        policy = policy_of(self, opts)
+        name = self.name_of_split(new_ranks)
+        if self.rank() not in new_ranks:
+            return None
+        child = type(self)(
+            dist.PrefixStore(f"{name}/", self._store),
+            new_ranks.index(self.rank()),
+            len(new_ranks),
+            timeout or self._gloo.options._timeout,
+            name,
+            [self._ranks[rank] for rank in new_ranks],
+            policy,
+        )
+        child._set_group_name(group_name or name)  # type: ignore[arg-type]  # torch's GroupName is a str
+        child._set_group_desc(group_desc or f"{self.group_desc}:split")
+        return child
+
+    def name_of_split(self, new_ranks: Sequence[int]) -> str:
+        """A name for the group of these ranks, on which they agree: every rank of this group counts all calls.
+
+        The names that torch gives count the groups of a process, which differ after a `new_group` of some ranks.
+        """
+        self._split_count += 1
+        return f"{self._name}:split:{self._split_count}:{new_ranks[0]}"
+
+    def get_group_store(self) -> dist.Store:
+        """The Store that the group was made with."""
+        return self._store
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """A barrier that names all ranks that do not come, whatever `wait_all_ranks`. See `Attendance.barrier`."""

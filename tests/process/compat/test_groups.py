@@ -1,8 +1,7 @@
-"""Groups: subgroups of all kinds, split and destroyed."""
+"""Groups: subgroups of all kinds, made and destroyed."""
 
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
 
@@ -34,10 +33,3 @@ def test_local_synchronization(rank: int, size: int) -> None:
     if rank in (0, 2):  # the other one takes no part
         group = dist.new_group([0, 2], use_local_synchronization=True)
         assert _total(rank, group) == 4.0
-
-
-@ranks.on(2, same_as_gloo)
-def test_split_group_is_for_accelerators(rank: int, size: int) -> None:
-    """torch splits no group on a machine without an accelerator, with any backend."""
-    with pytest.raises(RuntimeError, match="not safe to split"):
-        dist.split_group(dist.group.WORLD, [[0], [1]])
