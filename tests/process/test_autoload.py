@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from importlib import metadata
 from typing import Any
 
 import pytest
@@ -68,6 +69,17 @@ def test_import_of_torch_takes_little_longer() -> None:
 
 def test_commlayer_registers_itself_if_torch_loads_no_backends() -> None:
     source = f"import torch, commlayer\n{JOB.format(backend=repr('commlayer'))}"
+    assert "commlayer CommProcessGroup" in python(source, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+
+
+def test_torch_finds_the_backend_by_its_name() -> None:
+    (entry,) = metadata.entry_points(group="torch.distributed.backends", name="commlayer")
+    assert entry.load() is commlayer_autoload.load
+
+
+@pytest.mark.skipif(not hasattr(dist.Backend, "_ensure_backend_registered"), reason="torch asks by name since 2.14")
+def test_torch_asks_for_the_backend_by_its_name() -> None:
+    source = JOB.format(backend=repr("commlayer"))
     assert "commlayer CommProcessGroup" in python(source, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
 
 
