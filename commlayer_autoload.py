@@ -25,6 +25,8 @@ def load() -> None:
     if NAME not in dist.Backend.backend_list:
         dist.Backend.register_backend(NAME, _create, extended_api=True, devices=_devices())
     _split_groups(dist)
+    if environment.variable(environment.TORCHCOMMS):
+        _refuse_torchcomms(dist.distributed_c10d)
     file = environment.job_file()
     if environment.variable(environment.INSTEAD_OF) or (file and _file_replaces(file)):
         _take_place(dist)
@@ -69,6 +71,33 @@ def _split_groups(dist: Any) -> None:
 
     split_group.splits = True  # type: ignore[attr-defined]
     dist.split_group = c10d.split_group = split_group
+
+
+def _refuse_torchcomms(c10d: Any) -> None:
+    """Lets a group of ours raise ConfigError where torchcomms would be asked for it: by torch before 2.14, and in vain.
+
+    Later torches ask torchcomms for the backends that it has.
+    """
+    real = c10d._new_process_group_helper
+    if hasattr(c10d, "_torchcomms_handles_backend") or getattr(real, "refuses_torchcomms", False):
+        return
+
+    @functools.wraps(real)
+    def make(size: int, rank: int, ranks: Any, backend: Any, *args: Any, **kwargs: Any) -> Any:
+        if NAME in str(backend).lower() and c10d._use_torchcomms_enabled():
+            from importlib.metadata import version
+
+            from commlayer.errors import ConfigError
+
+            raise ConfigError(
+                f"rank {rank}: {environment.TORCHCOMMS}={environment.variable(environment.TORCHCOMMS)} lets torch "
+                f"{version('torch')} ask torchcomms {version('torchcomms')} for the backend {backend!r}, which it does "
+                f"not have; unset the variable, or install torch 2.14 or later"
+            )
+        return real(size, rank, ranks, backend, *args, **kwargs)
+
+    make.refuses_torchcomms = True  # type: ignore[attr-defined]
+    c10d._new_process_group_helper = make
 
 
 def _watch_steps(folder: str) -> None:

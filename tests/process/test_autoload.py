@@ -1,8 +1,11 @@
 """The backend is there after `import torch`, and takes gloo's place where COMMLAYER_INSTEAD_OF says so."""
 
+import os
 import subprocess
 import sys
+import textwrap
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 import commlayer
 import commlayer_autoload
 from commlayer.frontend.group.backend import CommProcessGroup
-from tests import ranks
+from tests import ROOT, ranks
 
 INSTEAD = {"COMMLAYER_INSTEAD_OF": "gloo"}
 IMPORT_MS = 20.0
@@ -81,6 +84,45 @@ def test_torch_finds_the_backend_by_its_name() -> None:
 def test_torch_asks_for_the_backend_by_its_name() -> None:
     source = JOB.format(backend=repr("commlayer"))
     assert "commlayer CommProcessGroup" in python(source, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+
+
+TORCHCOMMS = {
+    "torchcomms/__init__.py": """
+def is_backend_built(name):
+    return name == "gloo"
+
+def new_comm(*args, **kwargs):
+    raise RuntimeError("torchcomms was asked")
+""",
+    "torchcomms/_backend_wrapper.py": "class _BackendWrapper: pass",
+    "torchcomms/hooks.py": "class FlightRecorderHook: pass",
+    "torchcomms-9.9.dist-info/METADATA": "Metadata-Version: 2.1\nName: torchcomms\nVersion: 9.9\n",
+}
+"""A stand-in for the package: as much as torch imports."""
+
+REFUSED = f"""
+import torch.distributed as dist
+try:
+{textwrap.indent(JOB.format(backend="'{backend}'"), "    ")}
+except (ValueError, RuntimeError) as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(("backend", "environ"), [("commlayer", {}), ("cpu:commlayer", {}), ("gloo", INSTEAD)])
+def test_torchcomms_is_not_asked_for_our_groups(backend: str, environ: dict[str, str], tmp_path: Path) -> None:
+    for name, text in TORCHCOMMS.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    path = os.pathsep.join([str(tmp_path), str(ROOT)])
+    source = REFUSED.replace("{backend}", backend)
+    said = python(source, TORCH_DISTRIBUTED_USE_TORCHCOMMS="1", PYTHONPATH=path, **environ)
+    if hasattr(dist.distributed_c10d, "_torchcomms_handles_backend"):
+        assert "CommProcessGroup [1.0, 1.0, 1.0]" in said
+    else:
+        assert "rank 0: TORCH_DISTRIBUTED_USE_TORCHCOMMS=1" in said
+        assert "torchcomms 9.9" in said
+        assert "unset the variable" in said
 
 
 def is_ours(group: Any) -> bool:
