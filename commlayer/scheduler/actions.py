@@ -11,9 +11,12 @@ from ..errors import ConfigError
 
 Kind = Literal["F", "B", "I", "W", "SEND_F", "SEND_B", "REDUCE", "WAIT", "UPDATE"]
 COMPUTATIONS = ("F", "B", "I", "W")
-FREE = ("UNSHARD", "RESHARD", "RECV_F", "RECV_B", "REDUCE_GRAD")
+FREE = (
+    *("UNSHARD", "RESHARD", "RECV_F", "RECV_B", "REDUCE_GRAD"),
+    *("WAIT_SEND_F", "WAIT_SEND_B", "WAIT_REDUCE_GRAD"),  # since torch 2.15
+)
 """Actions of torch that the model leaves out: receives are posted early and cost no time, a parameter gather is not
-modelled, and `with_reductions` puts the reductions where its mode wants them."""
+modelled, buffers of sends have room, and `with_reductions` puts the reductions where its mode wants them."""
 
 Mode = Literal["serial", "blocking", "step", "deferred", "stale"]
 
