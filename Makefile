@@ -14,7 +14,7 @@ JOBS := $(shell nproc)
 DRAW ?= $(shell printf %d 0x$$(git rev-parse HEAD 2>/dev/null | cut -c1-7 | grep . || echo 0))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo site test test-torch test-torch-short torch bench stress bench-training bench-convergence faults soak lint lint-c lint-python native native-test sim sim-short sim-asan sim-mutants venv clean fabric settings coverage overlap megatron wheel wheels gpu gpu-bundle hosts hosts-emulated native-test-aarch64
+.PHONY: help demo site test test-torch test-torch-short torch torch-newest bench stress bench-training bench-convergence faults soak lint lint-c lint-python native native-test sim sim-short sim-asan sim-mutants venv clean fabric settings coverage overlap megatron wheel wheels gpu gpu-bundle hosts hosts-emulated native-test-aarch64
 .DELETE_ON_ERROR:
 
 help:
@@ -192,6 +192,8 @@ torch: ## the Python tests that touch torch, on another release of it (TORCH=2.1
 	$(ON_TORCH) venv native
 	$(ON_TORCH) test-torch-some
 	$(ON_TORCH) test-torch-short
+torch-newest: ## the same on the newest release of torch, whether commlayer allows it or not: for a run each week
+	$(MAKE) --no-print-directory torch TORCH=$$($(PYTHON) -m pip index versions torch | sed -n '1s/^torch (\(.*\))$$/\1/p')
 test-torch-some:
 	$(PYTEST) $(TORCH_UNITS) $(TORCH_PROCESS) tests/process/compat
 
