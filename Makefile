@@ -105,6 +105,7 @@ wheels: native $(VENV)/.stamp-release ## build an sdist, and wheels for x86-64 a
 	$(CLEAN_DIST)
 	$(BIN)/python -c 'from setuptools import build_meta; build_meta.build_sdist("dist")' >/dev/null
 	PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/python native/wheels.py dist/*.tar.gz dist
+	$(BIN)/python -m twine check --strict dist/*
 	$(BIN)/python -m tests.wheel dist/*_$(shell uname -m).whl
 
 # ---- what a newcomer runs ------------------------------------------------------------------------------------------

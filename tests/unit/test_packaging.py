@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
@@ -42,6 +43,23 @@ def test_supported_pythons_and_torches() -> None:
     requirements = [Requirement(line) for line in metadata.requires("commlayer") or []]
     (torch,) = [requirement.specifier for requirement in requirements if requirement.name == "torch"]
     assert ["2.10.0" in torch, "2.11.0" in torch, "2.15.0" in torch, "2.16.0" in torch] == [False, True, True, False]
+
+
+def test_conda_recipe_and_citation_are_of_this_version() -> None:
+    recipe, citation = yaml.safe_load(text("conda/recipe.yaml")), yaml.safe_load(text("CITATION.cff"))
+    assert [recipe["context"]["version"], citation["version"]] == [metadata.version("commlayer")] * 2
+    licence = metadata.metadata("commlayer")["License-Expression"]
+    assert [recipe["about"]["license"], citation["license"]] == [licence, licence]
+
+
+def test_conda_recipe_has_the_dependencies_of_the_package() -> None:
+    recipe = yaml.safe_load(text("conda/recipe.yaml"))["requirements"]["run"]
+    rows = [row["then"] if isinstance(row, dict) else row for row in recipe]
+    conda = {"python": SpecifierSet(metadata.metadata("commlayer")["Requires-Python"])}
+    for requirement in (Requirement(line) for line in metadata.requires("commlayer") or []):
+        if "extra" not in str(requirement.marker or ""):
+            conda[requirement.name.replace("torch", "pytorch")] = requirement.specifier
+    assert {Requirement(row).name: Requirement(row).specifier for row in rows} == conda
 
 
 def test_typed_package_ships_marker_and_stub() -> None:
