@@ -48,7 +48,7 @@ static struct cl_endpoint *make(uint16_t self)
     return endpoint;
 }
 
-static void post(struct cl_endpoint *endpoint, uint32_t sequence, const uint8_t *data)
+static void post_packets(struct cl_endpoint *endpoint, uint32_t sequence, const uint8_t *data)
 {
     struct cl_message_id id = {9, sequence, 0};
     CHECK_EQ(cl_endpoint_post_send(endpoint, 1, id, data, PACKETS * 1400, &RELIABLE, 1000, NULL), CL_OK);
@@ -62,8 +62,8 @@ TEST(test_a_message_ends_while_its_port_is_full)
     static struct cl_datagram batch[BATCH];
     struct cl_endpoint *endpoint = make(0);
     CHECK_EQ(cl_endpoint_send(endpoint, 1000, batch, BATCH), 1); /* the PING */
-    post(endpoint, 1, first);
-    post(endpoint, 2, second);
+    post_packets(endpoint, 1, first);
+    post_packets(endpoint, 2, second);
     size_t count = cl_endpoint_send(endpoint, 1000, batch, BATCH);
     CHECK_EQ(count, 2 * PACKETS);
     for (size_t i = 0; i < count; i++)
@@ -94,7 +94,7 @@ TEST(test_a_lost_packet_does_not_leave)
     static struct cl_datagram batch[BATCH];
     struct cl_endpoint *endpoint = make(0);
     cl_endpoint_send(endpoint, 1000, batch, BATCH);
-    post(endpoint, 1, data);
+    post_packets(endpoint, 1, data);
     size_t count = cl_endpoint_send(endpoint, 1000, batch, BATCH);
     for (size_t i = 0; i < count; i++)
         cl_endpoint_refuse(endpoint, &batch[i]);
