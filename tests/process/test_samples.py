@@ -22,7 +22,7 @@ from commlayer.frontend.gradients.samples import COUNT_MAX
 from tests import ranks
 from tests.drift import check_equal, directions, hooked, step_of
 from tests.process.test_disabled import DISABLED
-from tests.process.training_loop import NETWORK, check_one_step_late, run_both, usual
+from tests.process.training_loop import check_one_step_late, run_both, usual
 from tests.residual import same_bits, total
 
 SIZE, WIDTH = 3, 40
@@ -121,7 +121,7 @@ def residual(state: commlayer.HookState, parameter: Tensor) -> Tensor:
     return left.double()
 
 
-@ranks.on(SIZE, ranks.run_job, environ=NETWORK)
+@ranks.on(SIZE, ranks.run_job, environ=ranks.NETWORK)
 def test_drawn_programs(rank: int, size: int) -> None:
     @settings(
         max_examples=15, derandomize=True, database=None, deadline=None, phases=[Phase.generate],
@@ -135,7 +135,7 @@ def test_drawn_programs(rank: int, size: int) -> None:
 
 
 @pytest.mark.parametrize("codec", [*ERRORS, *KEEPING])
-@ranks.on(SIZE, ranks.run_job, environ=NETWORK)
+@ranks.on(SIZE, ranks.run_job, environ=ranks.NETWORK)
 def test_each_codec(rank: int, size: int, codec: Any) -> None:
     policy = commlayer.Policy(codec=codec, exact_steps=0)
     check(rank, Program(policy, [(1, 5, 2), (0, 3, 9), (4, 0, 0), (2, 2, 2)], 2, 11))
@@ -143,7 +143,7 @@ def test_each_codec(rank: int, size: int, codec: Any) -> None:
 
 @pytest.mark.parametrize("codec", ["none", "bf16", "int8", "int4", "sign", "powersgd:2", "topk:0.1"])
 @pytest.mark.parametrize("count", [3, 0.1])
-@ranks.on(SIZE, ranks.run_job, environ=NETWORK)
+@ranks.on(SIZE, ranks.run_job, environ=ranks.NETWORK)
 def test_equal_counts_change_no_bit(rank: int, size: int, codec: Any, count: float) -> None:
     policy = commlayer.Policy(codec=codec, deterministic=True)
     (plain, _), (ours, state) = hooked(policy), hooked(policy, samples=lambda: count)
@@ -153,7 +153,7 @@ def test_equal_counts_change_no_bit(rank: int, size: int, codec: Any, count: flo
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-@ranks.on(SIZE, ranks.run_job, environ=NETWORK)
+@ranks.on(SIZE, ranks.run_job, environ=ranks.NETWORK)
 def test_other_types(rank: int, size: int, dtype: torch.dtype) -> None:
     counts = (1, 6, 3)
     model, _ = hooked(commlayer.Policy(), dtype, samples=lambda: counts[rank])
@@ -192,7 +192,7 @@ class Trainer:
 
 
 @pytest.mark.parametrize(("codec", "staleness"), [("none", 0), ("int4", 0), ("none", 1)])
-@ranks.on(SIZE, ranks.run_job, environ=NETWORK)
+@ranks.on(SIZE, ranks.run_job, environ=ranks.NETWORK)
 def test_overlap(rank: int, size: int, codec: Any, staleness: int) -> None:
     """The steps are those of the hook, bit by bit. With staleness, two steps of other weights are in flight."""
     plain, ours = (Trainer(rank, codec, overlapped=each, staleness=staleness) for each in (False, True))
@@ -202,7 +202,7 @@ def test_overlap(rank: int, size: int, codec: Any, staleness: int) -> None:
         run_both(usual, plain, ours)
 
 
-@ranks.on(SIZE, ranks.run_job, environ=NETWORK)
+@ranks.on(SIZE, ranks.run_job, environ=ranks.NETWORK)
 def test_pipeline(rank: int, size: int) -> None:
     counts = [2, 6, 4]
     samples = torch.randn(sum(counts), WIDTH, generator=torch.Generator().manual_seed(5))
@@ -221,7 +221,7 @@ def test_pipeline(rank: int, size: int) -> None:
         assert float((one - other).norm() / other.norm()) <= ERRORS["none"]
 
 
-@ranks.on(SIZE, ranks.run_job, environ=NETWORK)
+@ranks.on(SIZE, ranks.run_job, environ=ranks.NETWORK)
 def test_loss_scale(rank: int, size: int) -> None:
     """A residual follows the scale, and keeps the weight of its own step."""
     count, sums = 0, [[torch.zeros(()), torch.zeros(())] for _ in range(4)]
@@ -240,7 +240,7 @@ def test_loss_scale(rank: int, size: int) -> None:
         assert float((one + left - exact).norm() / exact.norm()) <= (1e-5 if parameter.dim() > 1 else ERRORS["bf16"])
 
 
-@pytest.mark.parametrize("environ", [DISABLED, NETWORK], ids=["disabled", "network"])
+@pytest.mark.parametrize("environ", [DISABLED, ranks.NETWORK], ids=["disabled", "network"])
 @ranks.on(SIZE, ranks.run_job, environ="environ")
 def test_join(rank: int, size: int) -> None:
     """Ranks with fewer batches: they take part with zeros, and have no weight once they return 0."""
@@ -287,7 +287,7 @@ WRONG: list[tuple[Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize("environ", [DISABLED, NETWORK], ids=["disabled", "network"])
+@pytest.mark.parametrize("environ", [DISABLED, ranks.NETWORK], ids=["disabled", "network"])
 @ranks.on(SIZE, ranks.run_job, environ="environ")
 def test_wrong_counts_are_the_same_error_on_all_ranks(rank: int, size: int) -> None:
     count: Any = 4
@@ -307,7 +307,7 @@ def test_wrong_counts_are_the_same_error_on_all_ranks(rank: int, size: int) -> N
         assert isinstance(caught.value.__cause__, ValueError) == (wrong is _raises and rank == 1)
 
 
-@ranks.on(2, environ=NETWORK)
+@ranks.on(2, environ=ranks.NETWORK)
 def test_ranks_without_samples_are_found(rank: int, size: int) -> None:
     ranks.init(rank, size)
     model, _ = hooked(commlayer.Policy(), samples=(lambda: 3) if rank else None)
