@@ -103,23 +103,26 @@ static size_t send_run(struct cl_engine *engine, const struct cl_datagram *datag
     return run;
 }
 
-/* The pacers see one time for all packets of a turn. Where a system call takes as long as a packet on the link, a
- * running clock would always allow one more packet, and the thread would never receive. */
-static void send_packets(struct cl_engine *engine, bool *more)
+/* Returns whether there is more to send. The pacers see one time for all packets of a turn. Where a system call takes
+ * as long as a packet on the link, a running clock would always allow one more packet, and the thread would never
+ * receive. */
+static bool send_packets(void *context)
 {
+    struct cl_engine *engine = context;
     uint64_t now = cl_now_us();
     for (int i = 0; i < SEND_BATCHES; i++) {
         size_t count = cl_endpoint_send(engine->endpoint, now, engine->batch, CL_SEND_BATCH);
         if (count == 0)
-            return;
+            return false;
         for (size_t sent = 0; sent < count;)
             sent += send_run(engine, &engine->batch[sent], count - sent);
     }
-    *more = true;
+    return true;
 }
 
-static void receive_packets(struct cl_engine *engine)
+static void receive_packets(void *context)
 {
+    struct cl_engine *engine = context;
     for (uint32_t port = 0; port < engine->ports.count; port++) {
         bool more = (engine->readable >> port & 1) != 0;
         for (int i = 0; more && i < RECEIVE_BATCHES; i++) {
@@ -133,49 +136,35 @@ static void receive_packets(struct cl_engine *engine)
 }
 
 /* How long the thread naps before it polls. */
-static uint64_t nap_us(struct cl_engine *engine, uint64_t now_us)
+static uint64_t nap_us(struct cl_engine *engine, uint64_t at_us)
 {
     if (engine->endpoint == NULL)
         return 0;
     return cl_nap_us(&engine->nap, cl_endpoint_lacking(engine->endpoint),
-                     cl_endpoint_has_urgent(engine->endpoint, now_us), now_us);
-}
-
-/* Returns whether there was a completion: its operation can go on. */
-static bool take_completions(struct cl_engine *engine)
-{
-    bool any = false;
-    struct cl_completion completion;
-    while (cl_endpoint_next_completion(engine->endpoint, &completion)) {
-        any = true;
-        cl_group_complete(&completion);
-    }
-    struct cl_closed_group aborted;
-    while (cl_endpoint_next_abort(engine->endpoint, &aborted)) {
-        any = true;
-        cl_groups_hear_of(&engine->groups, &aborted);
-    }
-    return any;
+                     cl_endpoint_has_urgent(engine->endpoint, at_us), at_us);
 }
 
 /* ---- the loop ---- */
 
-static void take_inbox(struct cl_engine *engine)
+static uint64_t now_us(void *context)
 {
-    pthread_mutex_lock(&engine->inbox);
-    struct cl_operation *operation = engine->inbox_first;
-    engine->inbox_first = NULL;
-    engine->inbox_last = &engine->inbox_first;
-    pthread_mutex_unlock(&engine->inbox);
-    while (operation != NULL) {
-        struct cl_operation *next = operation->next;
-        cl_groups_take(operation);
-        operation = next;
-    }
+    (void)context;
+    return cl_now_us();
 }
 
-static void report_deaths(struct cl_engine *engine)
+static void take_inbox(void *context)
 {
+    struct cl_engine *engine = context;
+    pthread_mutex_lock(&engine->inbox);
+    struct cl_operation *first = engine->handed_over.first;
+    engine->handed_over = (struct cl_operation_list){.last = &engine->handed_over.first};
+    pthread_mutex_unlock(&engine->inbox);
+    cl_groups_take_all(first);
+}
+
+static void report_deaths(void *context)
+{
+    struct cl_engine *engine = context;
     for (uint32_t i = 0; i < engine->peers.watched_count; i++) {
         if (!engine->peers.watched[i].died)
             continue;
@@ -192,35 +181,21 @@ static uint64_t full_ports(const struct cl_engine *engine)
 }
 
 /* One turn. Returns until when the thread may sleep; 0: not at all. */
-static uint64_t turn(struct cl_engine *engine)
+static uint64_t take_turn(struct cl_engine *engine)
 {
-    uint64_t deadline = UINT64_MAX;
-    take_inbox(engine);
-    if (engine->ports.wire != NULL)
-        receive_packets(engine);
-    report_deaths(engine); /* after the last packets of the dead */
-    if (engine->endpoint != NULL) {
-        uint64_t now = cl_now_us();
-        if (cl_endpoint_next_timeout(engine->endpoint) <= now)
-            cl_endpoint_timeout(engine->endpoint, now);
-        take_completions(engine);
-    }
-    bool more = cl_groups_progress(&engine->groups, cl_now_us(), &deadline);
-    if (engine->endpoint != NULL) {
-        send_packets(engine, &more);
-        more |= take_completions(engine); /* of messages that had come before their receive was posted */
-        uint64_t next = cl_endpoint_next_timeout(engine->endpoint);
-        if (next < deadline)
-            deadline = next;
-    }
-    cl_news_tell(&engine->news);
-    return more || !cl_groups_arm_bells(&engine->groups, cl_now_us(), &deadline) ? 0 : deadline;
+    static const struct cl_turn_io IO = {.now_us = now_us,
+                                         .take = take_inbox,
+                                         .receive = receive_packets,
+                                         .report_deaths = report_deaths,
+                                         .send = send_packets};
+    struct cl_turn turn = {&IO, engine, engine->endpoint, &engine->groups, &engine->news};
+    return cl_turn_take(&turn);
 }
 
 /* A turn of a thread that is not the engine's, under core. Returns whether there is more to do at once. */
 static bool visit(struct cl_engine *engine)
 {
-    uint64_t deadline = turn(engine);
+    uint64_t deadline = take_turn(engine);
     if ((full_ports(engine) & ~engine->polled_ports) != 0) {
         cl_engine_wake(engine); /* it has to poll for room */
     } else if (deadline > 0 && deadline < engine->sleeps_until_us) {
@@ -320,7 +295,7 @@ static void linger(struct cl_engine *engine)
     uint64_t start = cl_now_us(), quiet = quiet_us(engine);
     engine->last_heard_us = start;
     for (uint64_t now = start; now - start < LINGER_QUIETS_MAX * quiet && now - engine->last_heard_us < quiet;) {
-        uint64_t deadline = turn(engine);
+        uint64_t deadline = take_turn(engine);
         now = cl_now_us();
         uint64_t until = engine->last_heard_us + quiet;
         sleep_until(engine, deadline < until ? deadline : until);
@@ -355,7 +330,7 @@ static void *run(void *argument)
     ask_for_short_slices();
     pthread_mutex_lock(&engine->core);
     while (!atomic_load(&engine->stopping)) {
-        uint64_t deadline = turn(engine);
+        uint64_t deadline = take_turn(engine);
         sleep_until(engine, deadline);
     }
     if (engine->endpoint != NULL && engine->peers.count > 0)

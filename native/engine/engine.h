@@ -16,9 +16,8 @@
 
 #include "engine/events.h"
 #include "engine/nap.h"
-#include "engine/news.h"
 #include "engine/peers.h"
-#include "group/groups.h"
+#include "group/turn.h"
 
 enum { CL_SEND_BATCH = 64 };
 
@@ -46,7 +45,7 @@ struct cl_engine {
     struct cl_groups groups;
     struct cl_news news; /* of the turn */
     /* hand-over (inbox) */
-    struct cl_operation *inbox_first, **inbox_last;
+    struct cl_operation_list handed_over;
     struct cl_events events;
     /* counters (core, or atomic where callers add) */
     _Atomic uint64_t operations_done, operations_failed, wakeups, send_calls, receive_calls;

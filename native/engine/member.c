@@ -284,9 +284,8 @@ bool cl_member_hand_over(struct cl_member *member, struct cl_operation *operatio
     cl_group_order(&member->group, operation);
     cl_group_queue(&member->group, operation);
     pthread_mutex_lock(&engine->inbox);
-    bool was_empty = engine->inbox_first == NULL;
-    *engine->inbox_last = operation;
-    engine->inbox_last = &operation->next;
+    bool was_empty = engine->handed_over.first == NULL;
+    cl_operation_list_append(&engine->handed_over, operation);
     pthread_mutex_unlock(&engine->inbox);
     return was_empty;
 }
@@ -295,7 +294,7 @@ bool cl_member_hand_over(struct cl_member *member, struct cl_operation *operatio
 static void empty_inbox(struct cl_engine *engine, struct cl_group *group)
 {
     pthread_mutex_lock(&engine->inbox);
-    struct cl_operation **at = &engine->inbox_first;
+    struct cl_operation **at = &engine->handed_over.first;
     while (*at != NULL) {
         struct cl_operation *operation = *at;
         if (operation->group == group) {
@@ -305,7 +304,7 @@ static void empty_inbox(struct cl_engine *engine, struct cl_group *group)
             at = &operation->next;
         }
     }
-    engine->inbox_last = at;
+    engine->handed_over.last = at;
     pthread_mutex_unlock(&engine->inbox);
 }
 

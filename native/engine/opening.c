@@ -81,7 +81,7 @@ int cl_engine_open(const struct cl_engine_options *options, cl_engine **out)
     pthread_mutex_init(&engine->core, NULL);
     pthread_mutex_init(&engine->inbox, NULL);
     cl_events_init(&engine->events);
-    engine->inbox_last = &engine->inbox_first;
+    engine->handed_over.last = &engine->handed_over.first;
     engine->options = *options;
     engine->bell.fd = -1;
     engine->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);

@@ -6,7 +6,7 @@
 
 #include "engine/events.h"
 #include "engine/message_wait.h"
-#include "engine/news.h"
+#include "group/news.h"
 #include "group/operation.h"
 
 struct cl_submission {

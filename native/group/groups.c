@@ -49,6 +49,15 @@ void cl_groups_take(struct cl_operation *operation)
     cl_groups_wake(operation->group);
 }
 
+void cl_groups_take_all(struct cl_operation *first)
+{
+    while (first != NULL) {
+        struct cl_operation *next = first->next;
+        cl_groups_take(first);
+        first = next;
+    }
+}
+
 void cl_groups_call(struct cl_groups *groups)
 {
     atomic_store(&groups->called, true);

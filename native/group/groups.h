@@ -32,6 +32,8 @@ void cl_groups_remove(struct cl_groups *groups, struct cl_group *group);
 void cl_groups_wake(struct cl_group *group);
 /* Takes a queued operation into its group, which wakes. They go in the order in which they were queued. */
 void cl_groups_take(struct cl_operation *operation);
+/* Takes the queued operations from the first of a list on, which may belong to several groups. */
+void cl_groups_take_all(struct cl_operation *first);
 /* The next turn must look for groups that have to wake. Any thread; whoever calls has a turn taken afterwards. */
 void cl_groups_call(struct cl_groups *groups);
 

@@ -71,37 +71,6 @@ static void note_received(struct sim_driver *driver, const struct sim_datagram *
     }
 }
 
-/* The rank sees that processes of its host are gone. */
-static void see_deaths(struct sim_rank *rank)
-{
-    struct sim_world *world = rank->world;
-    for (; rank->deaths < world->death_count; rank->deaths++) {
-        const struct sim_rank *dead = &world->ranks[world->deaths[rank->deaths]];
-        if (dead->host != rank->host)
-            continue;
-        cl_endpoint_peer_lost(rank->endpoint, dead->id);
-        cl_groups_peer_died(&rank->groups, dead->id);
-    }
-}
-
-static void complete(struct sim_driver *driver, const struct cl_completion *completion)
-{
-    struct sim_rank *rank = rank_of(driver);
-    sim_trace_say(&rank->world->trace, "rank %u: a message with %u: %s", rank->id, completion->peer,
-                  cl_error_text(completion->status));
-    if (completion->status == CL_EPEERLOST)
-        rank->world->checks->lost(rank->world, rank, completion->peer);
-    cl_group_complete(completion);
-}
-
-static void hear_of_abort(struct sim_driver *driver, const struct cl_closed_group *aborted)
-{
-    struct sim_rank *rank = rank_of(driver);
-    sim_trace_say(&rank->world->trace, "rank %u: hears that group %u failed by %d: %s", rank->id, aborted->group,
-                  aborted->culprit == UINT16_MAX ? -1 : aborted->culprit, cl_error_text(aborted->reason));
-    cl_groups_hear_of(&rank->groups, aborted);
-}
-
 static bool emit(struct sim_driver *driver, const struct cl_datagram *from)
 {
     struct sim_rank *rank = rank_of(driver);
@@ -142,48 +111,105 @@ static void check_batch(struct sim_driver *driver)
     rank->queue_packets = queue->packets;
 }
 
+static uint64_t now_us(void *context)
+{
+    const struct sim_rank *rank = context;
+    return sim_driver_now_us(&rank->driver);
+}
+
+static void take(void *context)
+{
+    struct sim_rank *rank = context;
+    struct cl_operation *first = rank->handed_over.first;
+    rank->handed_over = (struct cl_operation_list){.last = &rank->handed_over.first};
+    cl_groups_take_all(first);
+}
+
+static void receive(void *context)
+{
+    struct sim_rank *rank = context;
+    rank->packets = sim_driver_receive(&rank->driver, RECEIVE_PACKETS);
+}
+
+/* The rank sees that processes of its host are gone. */
+static void see_deaths(void *context)
+{
+    struct sim_rank *rank = context;
+    struct sim_world *world = rank->world;
+    for (; rank->deaths < world->death_count; rank->deaths++) {
+        const struct sim_rank *dead = &world->ranks[world->deaths[rank->deaths]];
+        if (dead->host != rank->host)
+            continue;
+        cl_endpoint_peer_lost(rank->endpoint, dead->id);
+        cl_groups_peer_died(&rank->groups, dead->id);
+    }
+}
+
+static bool send_packets(void *context)
+{
+    struct sim_rank *rank = context;
+    uint64_t emitted = rank->driver.emitted;
+    rank->queue_classes = rank->endpoint->queue.classes;
+    rank->queue_packets = rank->endpoint->queue.packets;
+    if (!sim_driver_send(&rank->driver))
+        sim_driver_wake(&rank->driver, rank->world->clock.now_ns + SIM_FULL_US * 1000);
+    rank->packets += (uint32_t)(rank->driver.emitted - emitted);
+    return false;
+}
+
+static void note_timer(void *context)
+{
+    const struct sim_rank *rank = context;
+    sim_trace_say(&rank->world->trace, "rank %u: timer", rank->id);
+}
+
+static void note_completion(void *context, const struct cl_completion *completion)
+{
+    const struct sim_rank *rank = context;
+    sim_trace_say(&rank->world->trace, "rank %u: a message with %u: %s", rank->id, completion->peer,
+                  cl_error_text(completion->status));
+    if (completion->status == CL_EPEERLOST)
+        rank->world->checks->lost(rank->world, rank, completion->peer);
+}
+
+static void note_abort(void *context, const struct cl_closed_group *aborted)
+{
+    const struct sim_rank *rank = context;
+    sim_trace_say(&rank->world->trace, "rank %u: hears that group %u failed by %d: %s", rank->id, aborted->group,
+                  aborted->culprit == UINT16_MAX ? -1 : aborted->culprit, cl_error_text(aborted->reason));
+}
+
+static const struct cl_turn_io TURN_IO = {.now_us = now_us,
+                                          .take = take,
+                                          .receive = receive,
+                                          .report_deaths = see_deaths,
+                                          .send = send_packets,
+                                          .expired = note_timer,
+                                          .completed = note_completion,
+                                          .aborted = note_abort};
+
 static void turn(struct sim_driver *driver)
 {
     struct sim_rank *rank = rank_of(driver);
     struct sim_world *world = rank->world;
     const struct sim_speed *speed = &world->scenario->speeds[rank->id];
-    uint64_t now_us = sim_driver_now_us(driver), deadline_us = UINT64_MAX, emitted = driver->emitted;
+    uint64_t at_us = sim_driver_now_us(driver), now_ns = world->clock.now_ns;
+    struct cl_turn of_rank = {&TURN_IO, rank, rank->endpoint, &rank->groups, &rank->news};
     world->counts.turns++;
-    uint32_t packets = sim_driver_receive(driver, RECEIVE_PACKETS);
-    see_deaths(rank); /* after their last packets */
-    if (sim_driver_expire(driver))
-        sim_trace_say(&world->trace, "rank %u: timer", rank->id);
-    sim_driver_complete(driver);
-    bool more = cl_groups_progress(&rank->groups, now_us, &deadline_us);
-    rank->busy = more;
-    rank->queue_classes = rank->endpoint->queue.classes;
-    rank->queue_packets = rank->endpoint->queue.packets;
-    bool room = sim_driver_send(driver);
-    packets += (uint32_t)(driver->emitted - emitted);
-    more |= sim_driver_complete(driver);
-    more |= !cl_groups_arm_bells(&rank->groups, now_us, &deadline_us);
+    uint64_t deadline_us = cl_turn_take(&of_rank);
+    rank->busy = deadline_us == 0;
     sim_rank_call(rank);
-    uint64_t now_ns = world->clock.now_ns;
-    sim_driver_sleep(driver, now_ns + speed->turn_ns + packets * speed->packet_ns);
-    if (!room)
-        sim_driver_wake(driver, now_ns + SIM_FULL_US * 1000);
-    if (cl_endpoint_next_timeout(rank->endpoint) < deadline_us)
-        deadline_us = cl_endpoint_next_timeout(rank->endpoint);
-    rank->spins = packets == 0 && deadline_us <= now_us ? rank->spins + 1 : 0;
-    if (more || driver->inbox != NULL)
+    sim_driver_sleep(driver, now_ns + speed->turn_ns + rank->packets * speed->packet_ns);
+    rank->spins = rank->packets == 0 && !rank->busy && deadline_us <= at_us ? rank->spins + 1 : 0;
+    if (rank->busy || driver->inbox != NULL)
         sim_driver_wake(driver, now_ns);
-    if (deadline_us != UINT64_MAX)
-        sim_driver_wake(driver, sim_driver_ns_at(driver, deadline_us > now_us ? deadline_us : now_us + 1));
+    else if (deadline_us != UINT64_MAX)
+        sim_driver_wake(driver, sim_driver_ns_at(driver, deadline_us > at_us ? deadline_us : at_us + 1));
     world->checks->turn(world, rank);
 }
 
-static const struct sim_driver_type DRIVER = {.turn = turn,
-                                              .emit = emit,
-                                              .complete = complete,
-                                              .abort = hear_of_abort,
-                                              .received = note_received,
-                                              .filled = check_batch,
-                                              .clock_us = clock_us};
+static const struct sim_driver_type DRIVER = {
+    .turn = turn, .emit = emit, .received = note_received, .filled = check_batch, .clock_us = clock_us};
 
 /* ---- calls ---- */
 
@@ -310,7 +336,7 @@ static void submit(struct sim_rank *rank, struct sim_operation *operation)
     }
     cl_group_order(group, &operation->operation);
     cl_group_queue(group, &operation->operation);
-    cl_groups_take(&operation->operation);
+    cl_operation_list_append(&rank->handed_over, &operation->operation);
     sim_rank_wake(rank);
 }
 
@@ -404,18 +430,27 @@ static int read_memory(void *context, uint32_t index, uint64_t address, void *ta
     return CL_OK;
 }
 
+/* The caller learns of the end. */
+static void tell(struct cl_news_item *news)
+{
+    struct sim_operation *operation = (void *)((char *)news - offsetof(struct sim_operation, news));
+    struct sim_rank *rank = operation->member->rank;
+    struct sim_world *world = rank->world;
+    operation->state = SIM_ENDED;
+    operation->ended_ns = sim_world_now_ns(world);
+    rank->in_flight--;
+    sim_trace_say(&world->trace, "rank %u: call %u ended: %s", rank->id, operation->call,
+                  cl_error_text(operation->status));
+    world->checks->ended(world, operation);
+}
+
 static void ended(void *context, struct cl_operation *of_group, int status)
 {
     const struct sim_member *member = context;
     struct sim_operation *operation = (struct sim_operation *)of_group; /* its first member */
-    struct sim_world *world = member->rank->world;
-    operation->state = SIM_ENDED;
     operation->status = status;
-    operation->ended_ns = sim_world_now_ns(world);
-    member->rank->in_flight--;
-    sim_trace_say(&world->trace, "rank %u: call %u ended: %s", member->rank->id, operation->call,
-                  cl_error_text(status));
-    world->checks->ended(world, operation);
+    operation->news.tell = tell;
+    cl_news_add(&member->rank->news, &operation->news);
 }
 
 static void join_group(struct sim_rank *rank, uint32_t index, uint32_t self)
@@ -467,6 +502,7 @@ void sim_rank_init(struct sim_rank *rank, struct sim_world *world, uint16_t id)
     const struct sim_scenario *scenario = world->scenario;
     *rank = (struct sim_rank){.world = world, .id = id, .host = scenario->host_of[id]};
     rank->due.fire = call_due;
+    rank->handed_over.last = &rank->handed_over.first;
     rank->driver = (struct sim_driver){.type = &DRIVER,
                                        .clock = &world->clock,
                                        .pool = &world->network.medium.pool,

@@ -1,11 +1,10 @@
 /*
- * Rank: one process: an endpoint, its groups, its clock and its CPU. It does what the engine thread does, in turns:
- * packets in, timers, completions, groups forward, packets out.
+ * Rank: one process: an endpoint, its groups, its clock and its CPU. Like the engine, it takes turns (group/turn.h).
  */
 #ifndef CL_SIM_RANK_H
 #define CL_SIM_RANK_H
 
-#include "group/groups.h"
+#include "group/turn.h"
 #include "sim/driver.h"
 #include "sim/host.h"
 
@@ -24,6 +23,7 @@ struct sim_operation {
     enum sim_state state;
     bool awaited; /* the world waits for its end */
     int status;   /* after the end */
+    struct cl_news_item news;
     uint64_t called_ns, ended_ns;
     uint8_t *input, *output; /* the same for collectives in place */
     uint64_t input_bytes, output_bytes;
@@ -45,8 +45,11 @@ struct sim_rank {
     uint32_t queue_packets; /* ... and packets taken from the queue so far */
     uint32_t starved;       /* the queue's packets since the last class with anything to send had a turn */
 
-    struct sim_member *members;       /* by group */
-    struct cl_groups groups;          /* those it is a member of */
+    struct sim_member *members; /* by group */
+    struct cl_groups groups;    /* those it is a member of */
+    struct cl_operation_list handed_over;
+    struct cl_news news;
+    uint32_t packets;                 /* in the latest turn, in and out */
     uint32_t deaths;                  /* entries of world.deaths it has seen */
     struct sim_operation *operations; /* by call */
     uint32_t next_call, in_flight;

@@ -1,5 +1,5 @@
 /* The end of an operation: its caller learns of it after the other ranks have the acknowledgement. */
-#include "engine/news.h"
+#include "group/news.h"
 
 #include <semaphore.h>
 
