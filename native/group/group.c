@@ -5,6 +5,8 @@
 
 #include "group/p2p.h"
 
+enum { TELL_AGAIN_US = 1000 /* after which peers are told of a failure for which there was no memory */ };
+
 int cl_group_init(struct cl_group *group, const struct cl_group_options *options, struct cl_endpoint *endpoint,
                   const struct cl_group_io *io)
 {
@@ -239,19 +241,11 @@ void cl_group_await(const struct cl_group *group, uint8_t *awaited)
 static void tell_peers(struct cl_group *group, int reason)
 {
     uint32_t culprit = culprit_for_others(group, reason);
-    group->announced = true;
     group->io.abort(group->io.context, reason, culprit);
-    if (group->endpoint == NULL)
-        return;
-    uint16_t *peers = calloc(group->size, sizeof *peers);
-    size_t count = 0;
-    for (uint32_t rank = 0; peers != NULL && rank < group->size; rank++)
-        if (rank != group->rank) /* of this host, too: their engines may wait for packets only */
-            peers[count++] = group->peers[rank];
-    if (count > 0)
-        cl_endpoint_abort(group->endpoint, group->id, peers, count, reason,
-                          culprit == UINT32_MAX ? UINT16_MAX : group->peers[culprit]);
-    free(peers);
+    /* those of this host, too: their engines may wait for packets only */
+    group->announced =
+        group->endpoint == NULL || cl_endpoint_abort(group->endpoint, group->id, group->peers, group->size, reason,
+                                                     culprit == UINT32_MAX ? UINT16_MAX : group->peers[culprit]);
 }
 
 /* Ends an operation that has left the list. */
@@ -370,6 +364,8 @@ static int step_operation(struct cl_group *group, struct cl_operation *operation
 static uint32_t culprit_of(const struct cl_group *group, const struct cl_operation *operation, int status)
 {
     uint32_t rank = UINT32_MAX, value, behind;
+    if (operation->kind != CL_OPERATION_PLAN && operation->ticket.source == CL_ANY_SOURCE)
+        return status == CL_EPEERLOST ? group->rank == 0 : UINT32_MAX; /* all others are lost: the first of them */
     if (operation->kind != CL_OPERATION_PLAN)
         return status == CL_ETIMEDOUT || status == CL_EPEERLOST || operation->name == CL_LOCAL
                    ? operation->ticket.source
@@ -553,6 +549,8 @@ bool cl_group_progress(struct cl_group *group, size_t budget, uint64_t now_us, u
     if (failed != CL_OK) {
         end_all(group, failed, now_us);
         end_held(group, failed, now_us, deadline_us);
+        if (!group->announced && failed != CL_ECLOSED && now_us + TELL_AGAIN_US < *deadline_us)
+            *deadline_us = now_us + TELL_AGAIN_US;
         return false;
     }
     if (group->waiting.until_us < *deadline_us)

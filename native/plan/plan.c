@@ -73,14 +73,16 @@ static bool step_is_valid(const struct cl_step *step, const struct cl_plan *plan
            range_fits(step->target_offset, step->length, sizes[step->target]);
 }
 
-/* Kahn's algorithm: every step must become ready exactly when its declared number of dependencies has ended. */
-static bool order_is_valid(const struct cl_plan *plan, uint32_t successor_count)
+/* Kahn's algorithm: every step must become ready exactly when its declared number of dependencies has ended; else
+ * CL_EINVAL. Or CL_ENOMEM. */
+static int check_order(const struct cl_plan *plan, uint32_t successor_count)
 {
-    bool valid = false;
+    int status = CL_ENOMEM;
     uint32_t *pending = calloc((size_t)plan->step_count + 1, sizeof *pending);
     uint32_t *queue = calloc((size_t)plan->step_count + 1, sizeof *queue);
     if (pending == NULL || queue == NULL)
         goto out;
+    status = CL_EINVAL;
     uint32_t head = 0, tail = 0;
     for (uint32_t i = 0; i < plan->step_count; i++) {
         const struct cl_step *step = &plan->steps[i];
@@ -100,11 +102,11 @@ static bool order_is_valid(const struct cl_plan *plan, uint32_t successor_count)
                 queue[tail++] = next;
         }
     }
-    valid = tail == plan->step_count;
+    status = tail == plan->step_count ? CL_OK : CL_EINVAL;
 out:
     free(pending);
     free(queue);
-    return valid;
+    return status;
 }
 
 static bool names_host_rank(const struct cl_step *step)
@@ -190,16 +192,14 @@ int cl_plan_create(const struct cl_plan_options *options, cl_plan **out)
         memcpy(plan->successors, options->successors, successor_count * sizeof *plan->successors);
     const uint64_t sizes[4] = {options->input_bytes, options->output_bytes, options->scratch_bytes,
                                options->staging_bytes};
-    if (!inspect(plan, sizes) || !order_is_valid(plan, successor_count)) {
+    int status = inspect(plan, sizes) ? check_order(plan, successor_count) : CL_EINVAL;
+    if (status == CL_OK && !find_host_ranks(plan))
+        status = CL_ENOMEM;
+    if (status == CL_OK)
+        *out = plan;
+    else
         cl_plan_release(plan);
-        return CL_EINVAL;
-    }
-    if (!find_host_ranks(plan)) {
-        cl_plan_release(plan);
-        return CL_ENOMEM;
-    }
-    *out = plan;
-    return CL_OK;
+    return status;
 }
 
 void cl_plan_retain(struct cl_plan *plan)

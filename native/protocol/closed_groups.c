@@ -1,21 +1,21 @@
 #include "protocol/closed_groups.h"
 
-#include <stdlib.h>
-#include <string.h>
-
-#include "protocol/array.h"
+#include <stddef.h>
 
 bool cl_closed_groups_add(struct cl_closed_groups *closed, uint32_t group, int32_t reason, uint16_t culprit)
 {
     if (cl_closed_groups_find(closed, group) != NULL)
         return false;
-    if (closed->count == CL_CLOSED_GROUPS_MAX) {
-        closed->list[closed->oldest++ % CL_CLOSED_GROUPS_MAX] = (struct cl_closed_group){group, reason, culprit};
-        return true;
+    uint32_t at = closed->count;
+    if (at == CL_CLOSED_GROUPS_MAX) {
+        at = closed->oldest;
+        closed->oldest = (at + 1) % CL_CLOSED_GROUPS_MAX;
+        closed->untold_count -= closed->untold[at];
+    } else {
+        closed->count++;
     }
-    if (!cl_array_reserve(&closed->list, closed->count, &closed->capacity, sizeof *closed->list))
-        return true;
-    closed->list[closed->count++] = (struct cl_closed_group){group, reason, culprit};
+    closed->list[at] = (struct cl_closed_group){group, reason, culprit};
+    closed->untold[at] = false;
     return true;
 }
 
@@ -27,25 +27,24 @@ const struct cl_closed_group *cl_closed_groups_find(const struct cl_closed_group
     return NULL;
 }
 
-void cl_closed_groups_report(struct cl_closed_groups *closed, const struct cl_closed_group *group)
+void cl_closed_groups_report(struct cl_closed_groups *closed, uint32_t group)
 {
-    if (!cl_array_reserve(&closed->reports, closed->report_count, &closed->report_capacity, sizeof *closed->reports))
+    const struct cl_closed_group *found = cl_closed_groups_find(closed, group);
+    if (found == NULL || closed->untold[found - closed->list])
         return;
-    closed->reports[closed->report_count++] = *group;
+    closed->untold[found - closed->list] = true;
+    closed->untold_count++;
 }
 
 bool cl_closed_groups_next_report(struct cl_closed_groups *closed, struct cl_closed_group *group)
 {
-    if (!closed->report_count)
+    if (!closed->untold_count)
         return false;
-    *group = closed->reports[0];
-    memmove(closed->reports, closed->reports + 1, --closed->report_count * sizeof(*closed->reports));
+    uint32_t at = closed->oldest;
+    while (!closed->untold[at])
+        at = (at + 1) % CL_CLOSED_GROUPS_MAX;
+    closed->untold[at] = false;
+    closed->untold_count--;
+    *group = closed->list[at];
     return true;
-}
-
-void cl_closed_groups_free(struct cl_closed_groups *closed)
-{
-    free(closed->list);
-    free(closed->reports);
-    *closed = (struct cl_closed_groups){0};
 }

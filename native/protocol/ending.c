@@ -82,18 +82,21 @@ static bool close_group(struct cl_endpoint *endpoint, uint32_t group, int reason
 void cl_endpoint_fail_group(struct cl_endpoint *endpoint, uint32_t group, int reason, uint16_t culprit)
 {
     if (close_group(endpoint, group, reason, culprit))
-        cl_closed_groups_report(&endpoint->closed, &(struct cl_closed_group){group, reason, culprit});
+        cl_closed_groups_report(&endpoint->closed, group);
 }
 
-void cl_endpoint_abort(struct cl_endpoint *endpoint, uint32_t group, const uint16_t *peers, size_t count, int reason,
+bool cl_endpoint_abort(struct cl_endpoint *endpoint, uint32_t group, const uint16_t *peers, size_t count, int reason,
                        uint16_t culprit)
 {
+    bool told = true;
     close_group(endpoint, group, reason, culprit);
     for (size_t i = 0; i < count; i++) {
         struct cl_peer *peer = cl_peer_list_find(&endpoint->peers, peers[i]);
         if (peer != NULL) /* or lost: if it still hears this process, it need not wait for a timeout of its own */
-            cl_peer_list_tell(&endpoint->peers, peer, CL_PACKET_ABORT, cl_control_abort(group, reason, culprit));
+            told &=
+                cl_peer_list_tell(&endpoint->peers, peer, CL_PACKET_ABORT, cl_control_abort(group, reason, culprit));
     }
+    return told;
 }
 
 bool cl_endpoint_next_abort(struct cl_endpoint *endpoint, struct cl_closed_group *aborted)

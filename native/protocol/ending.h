@@ -13,8 +13,9 @@ struct cl_endpoint;
 void cl_endpoint_cancel(struct cl_endpoint *endpoint, uint32_t group, uint32_t sequence);
 
 /* Fails a group, here and on every peer in `peers`. Its posted messages complete with CL_EABORTED, and on the peers
- * cl_endpoint_next_abort reports the reason and the culprit (a peer; UINT16_MAX: not known). */
-void cl_endpoint_abort(struct cl_endpoint *endpoint, uint32_t group, const uint16_t *peers, size_t count, int reason,
+ * cl_endpoint_next_abort reports the reason and the culprit (a peer; UINT16_MAX: not known). This process may be among
+ * the peers. False when there was no memory to tell all of them: the caller tries again. */
+bool cl_endpoint_abort(struct cl_endpoint *endpoint, uint32_t group, const uint16_t *peers, size_t count, int reason,
                        uint16_t culprit);
 /* Fails a group because of a peer: its messages complete with CL_EABORTED, and cl_endpoint_next_abort reports it here.
  */

@@ -47,7 +47,6 @@ void cl_endpoint_destroy(struct cl_endpoint *endpoint)
     cl_index_free(&endpoint->unposted);
     cl_timers_free(&endpoint->timers);
     cl_outbox_free(&endpoint->outbox);
-    cl_closed_groups_free(&endpoint->closed);
     cl_signatures_free(&endpoint->signatures);
     cl_peer_list_free(&endpoint->peers);
     cl_announcements_free(&endpoint->announcements);

@@ -71,8 +71,10 @@ struct cl_peer *cl_peer_list_release(struct cl_peer_list *peers)
     return peer;
 }
 
-void cl_peer_list_tell(struct cl_peer_list *peers, struct cl_peer *peer, uint8_t kind, struct cl_control control)
+bool cl_peer_list_tell(struct cl_peer_list *peers, struct cl_peer *peer, uint8_t kind, struct cl_control control)
 {
-    if (cl_controls_push(&peer->controls, kind, &control))
+    bool told = cl_controls_push(&peer->controls, kind, &control);
+    if (told)
         cl_peer_list_urge(peers, peer);
+    return told;
 }

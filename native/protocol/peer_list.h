@@ -34,7 +34,7 @@ void cl_peer_list_calm(struct cl_peer_list *peers);
 void cl_peer_list_wait(struct cl_peer_list *peers, struct cl_peer *peer);
 /* Takes the peer that has waited longest from the list; NULL: none waits. */
 struct cl_peer *cl_peer_list_release(struct cl_peer_list *peers);
-/* Queues a control packet to the peer. */
-void cl_peer_list_tell(struct cl_peer_list *peers, struct cl_peer *peer, uint8_t kind, struct cl_control control);
+/* Queues a control packet to the peer. False when there is no memory. */
+bool cl_peer_list_tell(struct cl_peer_list *peers, struct cl_peer *peer, uint8_t kind, struct cl_control control);
 
 #endif

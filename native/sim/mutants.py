@@ -213,8 +213,8 @@ MUTANTS = (
     Mutant(
         "forget to tell the peers that a group failed",
         "group/group.c",
-        "if (count > 0)",
-        "if (count > group->size)",
+        "cl_endpoint_abort(group->endpoint, group->id, group->peers, group->size, reason,",
+        "cl_endpoint_abort(group->endpoint, group->id, group->peers, 0, reason,",
     ),
     Mutant(
         "do not mix operations into the signature",

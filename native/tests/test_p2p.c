@@ -359,7 +359,7 @@ TEST(test_nobody_left)
 {
     SCOPED_WORLD world = open_patient_world(2, "mem", 600000000);
     SCOPED_TEAM team = open_team(&world, 1, false);
-    uint32_t word;
+    uint32_t word, culprit = 9;
     cl_operation *any = start_receive(&team, 0, UINT32_MAX, 9, &word, 4, PATIENCE_US);
     usleep(10000);
     pthread_mutex_lock(&world.engines[0]->core);
@@ -367,6 +367,8 @@ TEST(test_nobody_left)
     pthread_mutex_unlock(&world.engines[0]->core);
     cl_engine_wake(world.engines[0]);
     CHECK_EQ(finish(any), CL_EPEERLOST);
+    CHECK_EQ(cl_group_status(team.groups[0], &culprit), CL_EPEERLOST);
+    CHECK_EQ(culprit, 1);
 }
 
 /* ---- plans that send to ranks of this host and share memory with them, too ---- */
