@@ -19,6 +19,7 @@ struct sim_call {
     uint32_t shape;
     enum cl_dtype dtype;
     enum cl_op op;
+    bool nan; /* some of the elements are NaN */
     /* a message: group ranks */
     uint32_t from, to, tag, length;
     bool any_source; /* the receive takes the message of any rank */

@@ -4,6 +4,8 @@
 #include "sim/element.h"
 #include "sim/memory.h"
 
+enum { NAN_EVERY = 101 /* elements of a call with NaN */ };
+
 static const struct sim_shape *shape_of(const struct sim_world *world, uint32_t call)
 {
     return &world->plans->shapes[world->scenario->calls[call].shape];
@@ -13,7 +15,11 @@ int64_t sim_data_value(const struct sim_world *world, uint32_t call, uint32_t ra
 {
     const struct sim_call *what = &world->scenario->calls[call];
     const struct sim_shape *shape = shape_of(world, call);
-    enum cl_dtype dtype = shape->encoded ? CL_BF16 : what->dtype; /* numbers whose sums are exact in 16 bits */
+    /* numbers whose sums are exact in 16 bits */
+    enum cl_dtype dtype = shape->encoded == SIM_ENCODED_16 ? CL_BF16 : what->dtype;
+    uint64_t hash = what->nan ? sim_mix(world->scenario->seed + call + sim_mix(index << 16 | rank)) : 1;
+    if (hash % NAN_EVERY == 0)
+        return hash / NAN_EVERY % 2 ? SIM_NAN : SIM_NAN_LOW;
     return sim_element_value(dtype, what->op, shape->world, rank, world->scenario->seed + call, index);
 }
 

@@ -18,11 +18,16 @@ static const struct {
     [CL_F64] = {"f64", 8, true, true, 1l << 40}, [CL_U16] = {"u16", 2, false, false, 0},
     [CL_U32] = {"u32", 4, false, false, 0},      [CL_U64] = {"u64", 8, false, false, 0},
 };
-enum { DTYPES = sizeof KINDS / sizeof *KINDS, SMALL = 100 };
+enum { DTYPES = sizeof KINDS / sizeof *KINDS };
 
 const char *sim_element_name(enum cl_dtype dtype)
 {
     return KINDS[dtype].name;
+}
+
+bool sim_element_is_float(enum cl_dtype dtype)
+{
+    return KINDS[dtype].is_float;
 }
 
 enum cl_dtype sim_element_dtype(uint32_t itemsize, uint64_t n)
@@ -47,7 +52,7 @@ enum cl_dtype sim_element_float(uint32_t itemsize, uint64_t n)
 int64_t sim_element_value(enum cl_dtype dtype, enum cl_op op, uint32_t ranks, uint32_t rank, uint64_t seed,
                           uint64_t index)
 {
-    int64_t most = SMALL;
+    int64_t most = SIM_SMALL;
     if (KINDS[dtype].is_float && op == CL_SUM && KINDS[dtype].exact / ranks < most) {
         most = KINDS[dtype].exact / ranks;
         if (most == 0) /* too many ranks: not all of them can contribute */
@@ -75,6 +80,8 @@ static int64_t wrap(enum cl_dtype dtype, int64_t value)
 
 int64_t sim_element_reduce(enum cl_dtype dtype, enum cl_op op, int64_t left, int64_t right)
 {
+    if (KINDS[dtype].is_float && (left <= SIM_NAN_LOW || right <= SIM_NAN_LOW))
+        return SIM_NAN;
     switch (op) {
     case CL_SUM:
         return wrap(dtype, (int64_t)((uint64_t)left + (uint64_t)right));
@@ -112,8 +119,46 @@ static uint16_t round_to(float value, int fraction, int bias)
     return (uint16_t)(sign | (((uint32_t)(biased - 1) << fraction) + whole));
 }
 
+/* All bits of the exponent, by size: 2 (f16, bf16), 4 or 8 bytes; a number with them and a fraction is NaN. */
+static uint64_t exponent_bits(enum cl_dtype dtype)
+{
+    return dtype == CL_F16 ? 0x7C00 : dtype == CL_BF16 ? 0x7F80 : dtype == CL_F32 ? 0x7F800000 : 0x7FF0000000000000;
+}
+
+static void write_nan(enum cl_dtype dtype, void *to, bool low)
+{
+    uint64_t exponent = exponent_bits(dtype), lowest = exponent & -exponent;
+    uint64_t bits = exponent | (low ? 1 : lowest / 2);
+    memcpy(to, &bits, KINDS[dtype].bytes); /* little-endian */
+}
+
+static bool is_nan(enum cl_dtype dtype, const uint8_t *from)
+{
+    uint64_t bits = 0, exponent = exponent_bits(dtype);
+    memcpy(&bits, from, KINDS[dtype].bytes);
+    return KINDS[dtype].is_float && (bits & exponent) == exponent && (bits & ((exponent & -exponent) - 1)) != 0;
+}
+
+uint64_t sim_element_difference(enum cl_dtype dtype, const uint8_t *left, const uint8_t *right, uint64_t bytes)
+{
+    uint64_t size = KINDS[dtype].bytes;
+    if (memcmp(left, right, bytes) == 0)
+        return bytes;
+    for (uint64_t at = 0; at < bytes; at += size) {
+        uint64_t length = bytes - at < size ? bytes - at : size;
+        if (memcmp(left + at, right + at, length) != 0 &&
+            !(length == size && is_nan(dtype, left + at) && is_nan(dtype, right + at)))
+            return at;
+    }
+    return bytes;
+}
+
 void sim_element_write(enum cl_dtype dtype, void *to, int64_t value, uint32_t divisor)
 {
+    if (KINDS[dtype].is_float && value <= SIM_NAN_LOW) {
+        write_nan(dtype, to, value == SIM_NAN_LOW);
+        return;
+    }
     float single = (float)value / (float)divisor;
     double twice = (double)value / divisor;
     uint16_t half = 0;

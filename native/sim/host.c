@@ -21,6 +21,7 @@ void sim_host_init(struct sim_host *host, uint32_t local_count, uint64_t staging
     *host = (struct sim_host){.local_count = local_count, .staging_bytes = staging_bytes};
     host->local = sim_new(local_count, sizeof *host->local);
     host->members = sim_new(local_count, sizeof *host->members);
+    host->left = sim_new(local_count, sizeof *host->left);
     for (uint32_t class = 0; class < CL_CLASSES; class ++)
         furnish(&host->classes[class], local_count, staging_bytes, classes >> class & 1);
     host->requests = sim_new(local_count, sizeof *host->requests);
@@ -34,6 +35,7 @@ void sim_host_free(struct sim_host *host)
 {
     free(host->local);
     free(host->members);
+    free(host->left);
     for (uint32_t class = 0; class < CL_CLASSES; class ++) {
         free(host->classes[class].counters);
         free(host->classes[class].signatures);
@@ -86,8 +88,9 @@ static void request_bell(void *context, uint32_t class, uint32_t index)
 /* A dead rank is reported by cl_group_peer_died; stopping a rank of one's own host is not simulated. */
 static bool is_gone(void *context, uint32_t index, uint64_t now_us)
 {
-    (void)context, (void)index, (void)now_us;
-    return false;
+    const struct sim_member *member = context;
+    (void)now_us;
+    return member->host->left[index];
 }
 
 static void abort_host(void *context, int reason, uint32_t culprit)
@@ -168,4 +171,12 @@ void sim_member_open(struct sim_member *member, struct sim_rank *rank, struct si
     host->listens[self] = SIM_LISTENS_TO_REQUESTS;
     if (host->local_count > 1)
         cl_channels_listen(&member->group.channels, &host->requests[self]);
+}
+
+void sim_member_leave(struct sim_member *member)
+{
+    uint32_t self = member->group.host_queues.self;
+    member->host->left[self] = true;
+    wake_host(member); /* those that wait for it */
+    member->host->members[self] = NULL;
 }

@@ -7,6 +7,7 @@
 #define CL_SIM_HOST_H
 
 #include "group/group.h"
+#include "sim/clock.h"
 
 enum { SIM_RING_BYTES = CL_RING_HEAD_BYTES + CL_RING_DATA_BYTES_MIN }; /* small: rings that are full */
 
@@ -15,15 +16,22 @@ struct sim_rank;
 struct sim_member {
     struct cl_group group; /* first: groups are members */
     struct sim_rank *rank; /* NULL: it is no member */
+    uint32_t self;         /* its rank in the group */
     struct sim_host *host;
+    struct sim_event event; /* opens or closes it */
+    enum { SIM_OUTSIDE, SIM_COMING, SIM_INSIDE, SIM_LEAVING, SIM_LEFT } state;
+    uint32_t in_flight;
+    int status;                              /* of the group when it was closed */
     bool failed;                             /* and it has been said */
     void (*ring)(struct sim_member *member); /* its bell, which names no group; NULL: nobody hears it */
+    void (*ended)(void *member, struct cl_operation *operation, int status); /* of its group: see group/io.h */
 };
 
 struct sim_host {
     uint32_t local_count;
     uint32_t *local; /* group ranks, ascending */
     struct sim_member **members;
+    bool *left;
     struct sim_host_class {
         _Atomic uint32_t *counters;
         _Atomic uint64_t *signatures; /* of each rank, two: of the operation in each half of its staging */
@@ -47,5 +55,13 @@ void sim_host_free(struct sim_host *host);
  * read_memory; the others are filled in. */
 void sim_member_open(struct sim_member *member, struct sim_rank *rank, struct sim_host *host,
                      const struct cl_group_options *options, struct cl_endpoint *endpoint, struct cl_group_io io);
+
+/* Of its group; the last one, once it has left. */
+static inline int sim_member_status(const struct sim_member *member)
+{
+    return member->state == SIM_LEFT ? member->status : atomic_load(&member->group.status);
+}
+/* Its rank leaves: it posts no more. */
+void sim_member_leave(struct sim_member *member);
 
 #endif

@@ -13,6 +13,7 @@
 
 #include "sim/report.h"
 #include "sim/run.h"
+#include "sim/seed.h"
 #include "sim/summary.h"
 
 enum {
@@ -68,7 +69,7 @@ static void run_seed(struct sim_plans *plans, uint64_t seed, struct sim_summary 
     struct sim_scenario scenario;
     struct sim_world world;
     watch(seed);
-    sim_scenario_draw(&scenario, plans, seed);
+    sim_seed_draw(&scenario, plans, seed);
     if (trace != NULL)
         sim_report_scenario(&scenario, plans, trace);
     sim_run(&world, &scenario, plans, false, trace);

@@ -2,7 +2,7 @@
 
 Each mutant is a replacement in one file of a copy of native/. It must apply, build, and fail within SEEDS seeds; the
 table says with which seed and which invariant. A mutant whose text is no longer there counts as a failure: fix it.
-Words after the command choose the mutants of files whose path has one of them.
+Words after the command choose the mutants whose name or file has one of them.
 """
 
 from __future__ import annotations
@@ -367,6 +367,54 @@ MUTANTS = (
         "if (path->dead || !path->paused)",
         "if (path->dead || path->index < count)",
     ),
+    Mutant(
+        "keep the packets of a group that was closed",
+        "protocol/ending.c",
+        "    if (sequence == UINT32_MAX)\n        cl_closed_groups_add(&endpoint->closed, group, 0, UINT16_MAX);",
+        "",
+    ),
+    Mutant(
+        "visit a group that has left",
+        "group/groups.c",
+        "for (at = &groups->awake; group->awake; at",
+        "for (at = &groups->awake; group->awake && groups->awake == NULL; at",
+    ),
+    Mutant(
+        "remember two closed groups only",
+        "protocol/closed_groups.h",
+        "CL_CLOSED_GROUPS_MAX = 1024",
+        "CL_CLOSED_GROUPS_MAX = 2",
+    ),
+    Mutant(
+        "say that a lost peer lives",
+        "protocol/revival.c",
+        "return found->alive ? CL_OK : CL_EPEERLOST;",
+        "return CL_OK;",
+    ),
+    Mutant(
+        "go on without scratch memory",
+        "plan/executor.c",
+        "if (executor->scratch == NULL) {",
+        "if (executor->scratch == NULL && block == NULL) {",
+    ),
+    Mutant(
+        "take the want of memory for a bad plan",
+        "plan/plan.c",
+        "int status = CL_ENOMEM;",
+        "int status = CL_EINVAL;",
+    ),
+    Mutant(
+        "decode the blocks of another rank",
+        "plan/executor.c",
+        "return (struct cl_codec_place){cl_codec_key(executor->config.codec_key, encoder), step->block + n};",
+        "return (struct cl_codec_place){cl_codec_key(executor->config.codec_key, encoder + n % 2), step->block};",
+    ),
+    Mutant(
+        "round a NaN as if it were a number",
+        "kernels/codec_template.h",
+        "is_nan ? NAN_HALF : bf16_nearest(bits)",
+        "is_nan && !bits ? NAN_HALF : bf16_nearest(bits)",
+    ),
 )
 
 
@@ -390,7 +438,8 @@ def simulate(seeds: int) -> str:
 
 
 def main() -> int:
-    chosen = [mutant for mutant in MUTANTS if not sys.argv[1:] or any(word in mutant.file for word in sys.argv[1:])]
+    words = sys.argv[1:]
+    chosen = [each for each in MUTANTS if not words or any(word in f"{each.name} {each.file}" for word in words)]
     shutil.copytree(ROOT / "native", TREE / "native", dirs_exist_ok=True)
     shutil.copy(ROOT / "Makefile", TREE)
     survivors = 0

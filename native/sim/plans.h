@@ -12,7 +12,10 @@
 
 #include "commlayer.h"
 
-enum { SIM_PLANS_VERSION = 4, SIM_NAME_BYTES = 24, SIM_ALL_RANKS = UINT32_MAX };
+enum { SIM_PLANS_VERSION = 5, SIM_NAME_BYTES = 24, SIM_ALL_RANKS = UINT32_MAX };
+
+/* How messages are encoded: in 16 bits, which hold the simulator's small numbers exactly; in 8; or some in 4. */
+enum sim_encoding { SIM_ENCODED_NOT, SIM_ENCODED_16, SIM_ENCODED_8, SIM_ENCODED_4 };
 
 /* The records of the file, little-endian; `*_at` are offsets from its start. */
 struct sim_plans_head {
@@ -34,7 +37,7 @@ struct sim_shape {
     uint64_t numel;
     uint64_t input_bytes, output_bytes; /* per rank, the largest of all ranks */
     uint32_t in_place;                  /* INPUT and OUTPUT are the same memory */
-    uint32_t encoded;                   /* messages are in 16 bits; of sums of CL_F32 */
+    uint32_t encoded;                   /* enum sim_encoding of its messages; of sums of CL_F32 */
     double loss_bound;                  /* share of the contributions that may be lost */
     uint64_t parts_at;                  /* a struct sim_part per rank */
 };

@@ -36,7 +36,7 @@ if importlib.util.find_spec("commlayer.plans.delivery"):
 
 Hosts = tuple[tuple[int, ...], ...]
 
-VERSION = 4
+VERSION = 5
 HEAD = struct.Struct("<8sIIIIQQ")
 LAYOUT = struct.Struct("<IIQII")
 SHAPE = struct.Struct("<24sIIIIII8sQQQIIdQ")
@@ -133,15 +133,27 @@ def partial_sample(hosts: Hosts, collective: str, chance: random.Random) -> Shap
     return Shape(collective, min(numel, most), itemsize, chance.random() < 0.4, 0, settings, loss_bound)
 
 
-def encoded_sample(hosts: Hosts, chance: random.Random) -> Shape:
-    """A shape whose messages are encoded in 16 bits, which hold the simulator's small numbers exactly."""
+EXACT = ("bf16", "f16")
+"""Codecs that hold the simulator's small numbers exactly."""
+
+SHORT = (("int8", "int8"), ("int4", "int8"), ("int4", "int4"), ("int8", "bf16"))
+
+
+def encoding(settings: Settings) -> int:
+    """The enum sim_encoding of the messages."""
+    codecs = settings.codecs or ()
+    return 0 if not codecs else 1 if set(codecs) <= set(EXACT) else 3 if "int4" in codecs else 2
+
+
+def encoded_sample(hosts: Hosts, chance: random.Random, offered: tuple[tuple[str, str], ...]) -> Shape:
+    """A shape whose messages are encoded by one of these pairs of codecs."""
     numel = chance.choice((3, 100, 5003, 20_000, 65_536))
     settings = Settings(
         deterministic=chance.random() < 0.3,
         segment_bytes=chance.choice((4 << 10, 16 << 10, 64 << 10, 256 << 10)),
         exchange_limit_bytes=0,  # that plan encodes nothing
         staging_bytes=chance.choice((4 << 10, 16 << 10, 128 << 10)),
-        codecs=chance.choice((("bf16", "bf16"), ("f16", "bf16"), ("f16", "f16"))),
+        codecs=chance.choice(offered),
         weights=weights(hosts, chance),
     )
     return Shape("all_reduce", min(numel, 300_000 // sum(map(len, hosts))), 4, False, 0, settings)
@@ -173,11 +185,14 @@ def shapes(hosts: Hosts) -> Iterator[Shape]:
             yield sample(hosts, collective, chance)
     if len(hosts) > 1:
         for _ in range(3 if world in MIDDLE_WORLDS else SAMPLES // 2):
-            yield encoded_sample(hosts, chance)
+            yield encoded_sample(hosts, chance, (("bf16", "bf16"), ("f16", "bf16"), ("f16", "f16")))
     if len(hosts) == world:
         for _ in range(3 if world in MIDDLE_WORLDS else SAMPLES):
             yield partial_sample(hosts, "all_reduce", chance)
             yield partial_sample(hosts, "reduce_scatter", chance)
+    if len(hosts) > 1 and world not in MIDDLE_WORLDS:
+        for _ in range(SAMPLES // 3):
+            yield encoded_sample(hosts, chance, SHORT)
 
 
 def plans_of(shape: Shape, hosts: Hosts) -> list[Plan]:
@@ -251,7 +266,7 @@ def write_shape(writer: Writer, layout: int, hosts: Hosts, shape: Shape) -> byte
         max(means.input_length for means in meanings),
         max(means.output_length for means in meanings),
         meanings[0].in_place,
-        shape.settings.codecs is not None,
+        encoding(shape.settings),
         shape.loss_bound,
         writer.append(b"".join(parts)),
     )

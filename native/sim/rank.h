@@ -7,6 +7,7 @@
 #include "group/turn.h"
 #include "sim/driver.h"
 #include "sim/host.h"
+#include "sim/scenario.h"
 
 enum { SIM_BATCH = 64 };
 
@@ -32,7 +33,7 @@ struct sim_operation {
 
 struct sim_rank {
     struct sim_driver driver; /* the first member: drivers are cast to ranks */
-    struct sim_event due;     /* the time of the next call */
+    struct sim_event due;     /* makes the calls that are due: its program, caller.h */
     struct sim_world *world;
     uint16_t id;
     uint32_t host;
@@ -53,6 +54,8 @@ struct sim_rank {
     uint32_t deaths;                  /* entries of world.deaths it has seen */
     struct sim_operation *operations; /* by call */
     uint32_t next_call, in_flight;
+    uint32_t first_open;     /* all calls before have ended */
+    double scarce;           /* share of its allocations that fail */
     uint64_t expected_bytes; /* payload that the successful operations had to receive */
     uint32_t strays;         /* packets of data on a paused path, beside one that is not; since its latest pause */
     uint8_t *specimen;       /* the last received packet: material for forgers */
@@ -65,9 +68,10 @@ void sim_rank_free(struct sim_rank *rank);
 void sim_rank_receive(struct sim_rank *rank, struct sim_datagram *datagram);
 /* Wakes the engine: the turn comes as soon as the engine gets the CPU. */
 void sim_rank_wake(struct sim_rank *rank);
-/* Makes the calls that are due. */
-void sim_rank_call(struct sim_rank *rank);
+/* Takes the operations that the caller has handed over into their groups. */
+void sim_rank_take(struct sim_rank *rank);
 /* No part of the rank runs before. */
 void sim_rank_pause(struct sim_rank *rank, uint64_t until_ns);
 void sim_rank_kill(struct sim_rank *rank);
+
 #endif

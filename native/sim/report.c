@@ -14,10 +14,10 @@ static void print_call(const struct sim_scenario *scenario, const struct sim_pla
         return;
     }
     const struct sim_shape *shape = &plans->shapes[call->shape];
-    fprintf(file, "%s of %llu x %s, op %d%s, %s%s, loss bound %g\n", shape->collective,
-            (unsigned long long)shape->numel, sim_element_name(call->dtype), (int)call->op,
-            shape->average ? " averaged" : "", shape->algorithm, shape->deterministic ? ", deterministic" : "",
-            call->qos.loss_bound);
+    fprintf(file, "%s of %llu x %s%s, op %d%s, %s%s, encoding %u, loss bound %g\n", shape->collective,
+            (unsigned long long)shape->numel, sim_element_name(call->dtype), call->nan ? " with NaN" : "",
+            (int)call->op, shape->average ? " averaged" : "", shape->algorithm,
+            shape->deterministic ? ", deterministic" : "", shape->encoded, call->qos.loss_bound);
 }
 
 void sim_report_scenario(const struct sim_scenario *scenario, const struct sim_plans *plans, FILE *file)
@@ -52,7 +52,10 @@ void sim_report_scenario(const struct sim_scenario *scenario, const struct sim_p
         for (uint32_t rank = 0; rank < scenario->groups[i].size && rank < 16; rank++)
             fprintf(file, " %u@%u", scenario->groups[i].members[rank],
                     scenario->host_of[scenario->groups[i].members[rank]]);
-        fprintf(file, "%s\n", scenario->groups[i].size > 16 ? " ..." : "");
+        fprintf(file, "%s%s%s%s\n", scenario->groups[i].size > 16 ? " ..." : "",
+                scenario->groups[i].opens ? ", opens with its first call" : "",
+                scenario->groups[i].closes ? ", closes after its last" : "",
+                scenario->groups[i].revives ? ", its ranks meet again" : "");
     }
     for (uint32_t i = 0; i < scenario->call_count; i++)
         print_call(scenario, plans, i, file);

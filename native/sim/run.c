@@ -2,7 +2,9 @@
 
 #include <string.h>
 
+#include "sim/caller.h"
 #include "sim/check.h"
+#include "sim/membership.h"
 #include "sim/memory.h"
 #include "sim/network.h"
 
@@ -22,6 +24,8 @@ static void apply(struct sim_world *world, const struct sim_fault *fault, bool b
 {
     struct sim_network *network = &world->network;
     uint32_t at = fault->a * network->paths + fault->path;
+    bool of_group = fault->kind == SIM_FAULT_ABORT || fault->kind == SIM_FAULT_CLOSE;
+    struct sim_member *member = of_group ? &world->ranks[fault->a].members[fault->b] : NULL;
     switch (fault->kind) {
     case SIM_FAULT_PAUSE:
         if (begin)
@@ -56,10 +60,14 @@ static void apply(struct sim_world *world, const struct sim_fault *fault, bool b
                 sim_check_attack(world, &world->ranks[fault->a]);
         break;
     case SIM_FAULT_ABORT:
-        if (!world->ranks[fault->a].driver.dead) {
-            struct cl_group *group = &world->ranks[fault->a].members[fault->b].group;
-            cl_group_fail(group, CL_EABORTED, group->rank);
-        }
+        if (!world->ranks[fault->a].driver.dead && member->state == SIM_INSIDE)
+            cl_group_fail(&member->group, CL_EABORTED, member->self);
+        break;
+    case SIM_FAULT_CLOSE:
+        sim_membership_close(member);
+        break;
+    case SIM_FAULT_SCARCE:
+        world->ranks[fault->a].scarce = begin ? fault->amount : 0;
         break;
     default:
         break; /* those of calls: see rank.c */
@@ -162,11 +170,16 @@ static void begin(struct sim_world *world)
     world->network.medium.deliver = deliver;
     world->network.medium.context = world;
     furnish(scenario, &world->network);
+    world->groups = sim_new(scenario->group_count, sizeof *world->groups);
+    world->work = sim_new(scenario->call_count, sizeof *world->work);
+    world->scarcity.random = sim_random_seeded(scenario->seed, 12);
     for (uint32_t group = 0; group < scenario->group_count; group++)
         make_group(world, group);
     world->ranks = sim_new(scenario->world, sizeof *world->ranks);
-    for (uint32_t i = 0; i < scenario->world; i++)
+    for (uint32_t i = 0; i < scenario->world; i++) {
         sim_rank_init(&world->ranks[i], world, (uint16_t)i);
+        sim_caller_init(&world->ranks[i]);
+    }
     for (uint32_t i = 0; i < scenario->fault_count; i++) {
         world->faults[i] =
             (struct sim_world_fault){.event = {.fire = strike}, .world = world, .fault = &scenario->faults[i]};
@@ -215,6 +228,10 @@ void sim_run(struct sim_world *world, const struct sim_scenario *scenario, struc
         sim_clock_step(&world->clock);
     if (world->failure[0] == 0)
         sim_check_end(world);
+    world->counts.failed_allocations = world->scarcity.failed;
+    world->counts.any_source = scenario->any_source;
+    world->counts.many_groups = scenario->group_count >= SIM_GROUPS_MANY;
+    world->counts.many_calls = scenario->call_count >= SIM_CALLS_MANY;
 }
 
 void sim_run_free(struct sim_world *world)
@@ -228,13 +245,17 @@ void sim_run_free(struct sim_world *world)
             free(world->work[call].inputs[rank]);
         free(world->work[call].inputs);
         free(world->work[call].reduced);
+        free(world->work[call].replica);
     }
+    free(world->work);
     for (uint32_t group = 0; group < scenario->group_count; group++) {
         for (uint32_t i = 0; i < world->groups[group].host_count; i++)
             sim_host_free(&world->groups[group].hosts[i]);
         free(world->groups[group].hosts);
         free(world->groups[group].place_of);
+        free(world->groups[group].incarnations);
     }
+    free(world->groups);
     free(world->ranks);
     sim_network_free(&world->network);
     sim_clock_free(&world->clock);

@@ -24,6 +24,8 @@ enum sim_story {
     SIM_STORY_ABSENT,    /* a rank never calls an operation */
     SIM_STORY_MISMATCH,  /* a rank calls another operation than the others */
     SIM_STORY_ABORT,     /* a rank aborts its group */
+    SIM_STORY_CLOSE,     /* a rank closes its group while the others go on */
+    SIM_STORY_SCARCE,    /* a rank has no memory for a while */
     SIM_STORIES,
 };
 const char *sim_story_name(enum sim_story story);
@@ -52,6 +54,8 @@ enum sim_fault_kind {
     SIM_FAULT_ABORT,    /* rank `a` aborts group `b` */
     SIM_FAULT_HOLE,     /* interface `path` of host `a` swallows datagrams longer than `amount`, as an MTU black hole */
     SIM_FAULT_DETOUR,   /* rank `a` pauses `path` to all its peers */
+    SIM_FAULT_CLOSE,    /* rank `a` closes group `b` */
+    SIM_FAULT_SCARCE,   /* `amount` of rank `a`'s allocations fail */
     SIM_FAULTS,
 };
 const char *sim_fault_name(enum sim_fault_kind kind);
@@ -63,15 +67,17 @@ struct sim_fault {
     double amount;
 };
 
-enum { SIM_GROUPS_MAX = 3, SIM_FAULTS_MAX = 48, SIM_COLLECTIVES_MAX = 64, SIM_MESSAGES_MAX = 96 };
-
-enum { SIM_CALLS_MAX = SIM_COLLECTIVES_MAX + SIM_MESSAGES_MAX };
+enum { SIM_FAULTS_MAX = 48, SIM_GROUPS_MANY = 100, SIM_CALLS_MANY = 20000 };
 
 struct sim_group {
     uint32_t layout, size;
     uint16_t *members;      /* group rank -> rank */
     uint64_t staging_bytes; /* enough for every call */
     uint8_t classes;        /* a bit for each class of the collectives */
+    bool opens;             /* with its first call; else at the start */
+    bool closes;            /* on each rank, after its last call there */
+    bool revives;           /* its ranks meet again, after some of them lost each other: all its calls succeed */
+    uint32_t first, last;   /* its calls */
 };
 
 /* How fast a rank is. */
@@ -109,10 +115,11 @@ struct sim_scenario {
     struct sim_speed *speeds; /* by rank */
 
     /* work */
-    uint32_t group_count, call_count;
-    struct sim_group groups[SIM_GROUPS_MAX];
-    struct sim_call calls[SIM_CALLS_MAX];
-    uint32_t depth; /* calls in flight per rank */
+    uint32_t group_count, call_count, call_capacity;
+    struct sim_group *groups;
+    struct sim_call *calls;
+    uint32_t depth;  /* calls in flight per rank */
+    bool any_source; /* some receive takes the message of any rank, while ranks fail */
     uint64_t skew_ns, timeout_us;
     uint64_t payload_bytes; /* of all calls and ranks together */
 
@@ -122,7 +129,6 @@ struct sim_scenario {
     uint64_t limit_ns;   /* by then everything must have ended */
 };
 
-void sim_scenario_draw(struct sim_scenario *scenario, const struct sim_plans *plans, uint64_t seed);
 void sim_scenario_free(struct sim_scenario *scenario);
 
 #endif

@@ -23,6 +23,15 @@ static void add_counts(struct sim_summary *summary, const struct sim_world_count
     all->attacks += counts->attacks;
     all->turns += counts->turns;
     all->lost_bytes += counts->lost_bytes;
+    all->openings += counts->openings;
+    all->closings += counts->closings;
+    all->revivals += counts->revivals;
+    all->failed_allocations += counts->failed_allocations;
+    all->lossy += counts->lossy;
+    all->nan += counts->nan;
+    all->any_source += counts->any_source;
+    all->many_groups += counts->many_groups;
+    all->many_calls += counts->many_calls;
     for (int i = 0; i < SIM_FAULTS; i++)
         all->faults[i] += counts->faults[i];
     if (counts->most_unexpected_bytes > all->most_unexpected_bytes)
@@ -86,8 +95,15 @@ void sim_summary_print(const struct sim_summary *summary, FILE *file)
         fprintf(file, " %s %" PRIu64, sim_fault_name((enum sim_fault_kind)i), counts->faults[i]);
     fprintf(file,
             "; %" PRIu64 " attack packets\nmost memory: %" PRIu64 " bytes of unexpected packets, %" PRIu64
-            " in flight on a path\nlost within loss bounds: %" PRIu64 " bytes\nslowest seeds (events):",
+            " in flight on a path\nlost within loss bounds: %" PRIu64 " bytes\n",
             counts->attacks, counts->most_unexpected_bytes, counts->most_flight_bytes, counts->lost_bytes);
+    fprintf(file,
+            "rare:       groups opened %" PRIu64 " and closed %" PRIu64 " in mid-run, peers met again %" PRIu64
+            ", allocations failed %" PRIu64 ", results of 8 or 4 bits %" PRIu64 ", with NaN %" PRIu64
+            "; worlds with any source and fatal faults %" PRIu64 ", with 100 groups %" PRIu64
+            ", with 20,000 calls %" PRIu64 "\nslowest seeds (events):",
+            counts->openings, counts->closings, counts->revivals, counts->failed_allocations, counts->lossy,
+            counts->nan, counts->any_source, counts->many_groups, counts->many_calls);
     for (int i = 0; i < SIM_SLOWEST && summary->slowest[i].events > 0; i++)
         fprintf(file, " %" PRIu64 " (%" PRIu64 ")", summary->slowest[i].seed, summary->slowest[i].events);
     fputc('\n', file);

@@ -6,6 +6,7 @@
 #define CL_SIM_WORLD_H
 
 #include "sim/host.h"
+#include "sim/scarcity.h"
 #include "sim/scenario.h"
 
 struct sim_operation;
@@ -28,16 +29,26 @@ struct sim_checks {
     void (*turn)(struct sim_world *world, struct sim_rank *rank);
 };
 
+/* What one end says of the incarnation of its peer. */
+struct sim_incarnation {
+    uint32_t number;
+    bool lives;
+};
+
 struct sim_world_group {
     struct sim_host *hosts; /* by place: the hosts that have members */
     uint32_t host_count;
     uint32_t *place_of; /* by group rank: its host's place */
+    /* of its opening */
+    uint32_t come, opened;                /* ranks so far */
+    struct sim_incarnation *incarnations; /* [rank * size + peer], as published; NULL: nobody has come */
 };
 
 /* The data of one call, for all ranks. */
 struct sim_work {
     uint8_t **inputs; /* by group rank: at the time of the call */
     uint8_t *reduced; /* over all ranks; made when first asked for */
+    uint8_t *replica; /* likewise, of a call with lossy codecs: the first result; others have the same bits */
 };
 
 struct sim_world_fault {
@@ -50,7 +61,11 @@ struct sim_world_fault {
 struct sim_world_counts {
     uint64_t operations_ok, messages_ok, operations_failed, faults[SIM_FAULTS], attacks, turns;
     uint64_t most_unexpected_bytes, most_flight_bytes;
-    uint64_t lost_bytes; /* contributions not counted, within their bounds */
+    uint64_t lost_bytes;                   /* contributions not counted, within their bounds */
+    uint64_t openings, closings, revivals; /* in mid-run, by rank */
+    uint64_t lossy, nan;                   /* results of calls with lossy codecs, with NaN */
+    uint64_t failed_allocations;
+    uint64_t any_source, many_groups, many_calls; /* worlds */
 };
 
 struct sim_world {
@@ -62,8 +77,9 @@ struct sim_world {
     struct sim_network network;
     struct sim_random random; /* of scheduling */
     struct sim_rank *ranks;
-    struct sim_world_group groups[SIM_GROUPS_MAX];
-    struct sim_work work[SIM_CALLS_MAX];
+    struct sim_world_group *groups;
+    struct sim_work *work; /* by call */
+    struct sim_scarcity scarcity;
     struct sim_world_fault faults[SIM_FAULTS_MAX];
     uint16_t deaths[SIM_FAULTS_MAX]; /* dead ranks, in order */
     uint32_t death_count;

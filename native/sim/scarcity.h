@@ -1,0 +1,19 @@
+/*
+ * Scarcity: allocations of the engine that fail. The simulator is linked so that malloc, calloc and realloc ask here
+ * first (`--wrap`); its own memory (memory.h) does not come from these.
+ */
+#ifndef CL_SIM_SCARCITY_H
+#define CL_SIM_SCARCITY_H
+
+#include "sim/random.h"
+
+struct sim_scarcity {
+    struct sim_random random;
+    double share;    /* of the allocations */
+    uint64_t failed; /* so far */
+};
+
+/* From now on this share of the allocations fails; 0: none. */
+void sim_scarcity_set(struct sim_scarcity *scarcity, double share);
+
+#endif
