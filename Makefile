@@ -222,8 +222,8 @@ C_MAINS := native/sim/main.c native/fabric/main.c
 CALM := $(shell setarch -R true 2>/dev/null && echo setarch -R)
 comma := ,
 
-# Allocations can fail: native/sim/scarcity.h.
-SIM_WRAP := -Wl$(comma)--wrap=malloc$(comma)--wrap=calloc$(comma)--wrap=realloc
+# In the simulator and the C tests, allocations can fail: native/sim/scarcity.h.
+SCARCITY := -Wl$(comma)--wrap=malloc$(comma)--wrap=calloc$(comma)--wrap=realloc
 
 # $(1) variant, $(2) compiler, $(3) flags
 define variant
@@ -234,13 +234,13 @@ build/$(1)/libcommlayer.a: $(patsubst native/%.c,build/$(1)/%.o,$(filter-out $(C
 	@rm -f $$@
 	@ar rcs $$@ $$^
 build/$(1)/test_%: build/$(1)/tests/test_%.o build/$(1)/libcommlayer.a
-	@$(2) $(3) -o $$@ $$^ $(C_LIBS)
+	@$(2) $(3) $(SCARCITY) -o $$@ $$^ $(C_LIBS)
 build/$(1)/fabric/simulate: build/$(1)/fabric/main.o build/$(1)/libcommlayer.a
 	@$(2) $(3) -o $$@ $$^ $(C_LIBS)
 build/$(1)/speed/%: build/$(1)/speed/%.o build/$(1)/libcommlayer.a
 	@$(2) $(3) -o $$@ $$^ $(C_LIBS)
 build/$(1)/simulate: build/$(1)/sim/main.o build/$(1)/libcommlayer.a
-	@$(2) $(3) $(SIM_WRAP) -o $$@ $$^ $(C_LIBS)
+	@$(2) $(3) $(SCARCITY) -o $$@ $$^ $(C_LIBS)
 .SECONDARY: $(patsubst native/%.c,build/$(1)/%.o,$(C_FILES))
 -include $(wildcard build/$(1)/*.d build/$(1)/*/*.d)
 endef

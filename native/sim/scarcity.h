@@ -1,6 +1,6 @@
 /*
- * Scarcity: allocations of the engine that fail. The simulator is linked so that malloc, calloc and realloc ask here
- * first (`--wrap`); its own memory (memory.h) does not come from these.
+ * Scarcity: allocations of the engine that fail. The simulator and the C tests are linked so that malloc, calloc and
+ * realloc ask here first (`--wrap`); the memory of memory.h does not come from these.
  */
 #ifndef CL_SIM_SCARCITY_H
 #define CL_SIM_SCARCITY_H

@@ -1,6 +1,7 @@
 /* Aborted groups: which peers learn of it, and from whom, over the network of network.h. */
 #include "protocol/endpoint.h"
 
+#include "sim/scarcity.h"
 #include "tests/transfer.h"
 
 static void note_status(struct network_host *host, const struct cl_completion *completion)
@@ -78,4 +79,43 @@ TEST(test_abort_answers_data)
     CHECK(network_run_completions(network, 0, 0));
     network_run_until(network, network_now_us(network) + 20000);
     CHECK_EQ(statuses[-CL_EABORTED], 1);
+}
+
+/* Host 0 has no memory when it aborts: it knows that host 1 has not been told, and tells it later. */
+TEST(test_abort_without_memory)
+{
+    SCOPED_NETWORK *network = network_new(2, 1, 200, 150, ROOM, 29);
+    struct sim_scarcity scarcity = {.failed = 0};
+    struct cl_closed_group aborted;
+    static const uint16_t PEER = 1;
+    struct cl_endpoint *endpoint = network->hosts[0].endpoint;
+    sim_scarcity_set(&scarcity, 1);
+    bool told = cl_endpoint_abort(endpoint, 9, &PEER, 1, CL_ENOMEM, 0);
+    sim_scarcity_set(NULL, 0);
+    CHECK(scarcity.failed > 0);
+    CHECK(!told);
+    CHECK(cl_endpoint_abort(endpoint, 9, &PEER, 1, CL_ENOMEM, 0));
+    network_wake(network, 0);
+    network_run_until(network, network_now_us(network) + 10000);
+    CHECK(cl_endpoint_next_abort(network->hosts[1].endpoint, &aborted));
+    CHECK_EQ(aborted.reason, CL_ENOMEM);
+    CHECK_EQ(aborted.culprit, 0);
+}
+
+/* A host that has no memory when a peer aborts remembers and reports it. */
+TEST(test_abort_is_heard_without_memory)
+{
+    SCOPED_NETWORK *network = network_new(2, 1, 200, 150, ROOM, 31);
+    struct sim_scarcity scarcity = {.failed = 0};
+    struct cl_closed_group aborted;
+    struct cl_endpoint *endpoint = network->hosts[1].endpoint;
+    sim_scarcity_set(&scarcity, 1);
+    cl_endpoint_fail_group(endpoint, 9, CL_ETIMEDOUT, 0);
+    sim_scarcity_set(NULL, 0);
+    CHECK(cl_endpoint_next_abort(endpoint, &aborted));
+    CHECK_EQ(aborted.group, 9);
+    CHECK_EQ(aborted.reason, CL_ETIMEDOUT);
+    SCOPED_TRANSFER *t = transfer_new(1, 0, 0, 1000);
+    struct cl_message_id id = {9, 2, 0};
+    CHECK_EQ(cl_endpoint_post_send(endpoint, 0, id, t->sent, 5, &RELIABLE, 0, NULL), CL_EABORTED);
 }

@@ -4,8 +4,10 @@
 #include <stdlib.h>
 
 #include "sim/host.h"
+#include "sim/scarcity.h"
 #include "tests/check.h"
 #include "tests/draft.h"
+#include "tests/network.h"
 
 enum { IDLE = 200, STAGING = 4096, PIECES = 8, PIECE = CL_WORK_BUDGET_BYTES };
 
@@ -185,4 +187,37 @@ TEST(test_groups_leave)
         cl_operation_free(&operations[i]);
     free(memory);
     close_town();
+}
+
+/* A group that fails without memory stays awake, and tells its peer once there is some. */
+TEST(test_peers_are_told_again)
+{
+    static const uint16_t peers[] = {0, 1};
+    SCOPED_NETWORK *network = network_new(2, 1, 200, 150, 1 << 20, 37);
+    struct sim_host host;
+    struct sim_member member = {.rank = NULL};
+    struct cl_groups groups = {.first = NULL};
+    struct sim_scarcity scarcity = {.failed = 0};
+    struct cl_closed_group aborted;
+    sim_host_init(&host, 1, STAGING, 0);
+    struct cl_group_options options = {.id = 9, .size = 2, .peers = peers, .local = host.local, .local_count = 1};
+    struct cl_group_io io = {.wake = call, .ended = note_end};
+    sim_member_open(&member, NULL, &host, &options, network->hosts[0].endpoint, io);
+    cl_groups_add(&groups, &member.group);
+    cl_group_fail(&member.group, CL_ENOMEM, 0);
+    uint64_t now_us = network_now_us(network), deadline_us = UINT64_MAX;
+    sim_scarcity_set(&scarcity, 1);
+    cl_groups_progress(&groups, now_us, &deadline_us);
+    sim_scarcity_set(NULL, 0);
+    CHECK_EQ(deadline_us, now_us + 1000);
+    CHECK(groups.awake != NULL);
+    cl_groups_progress(&groups, deadline_us, &deadline_us);
+    CHECK(groups.awake == NULL);
+    network_wake(network, 0);
+    network_run_until(network, network_now_us(network) + 10000);
+    CHECK(cl_endpoint_next_abort(network->hosts[1].endpoint, &aborted));
+    CHECK_EQ(aborted.reason, CL_ENOMEM);
+    cl_groups_remove(&groups, &member.group);
+    cl_group_free(&member.group);
+    sim_host_free(&host);
 }

@@ -1,5 +1,6 @@
 /* cl_plan_create accepts exactly the plans that can run. */
 #include "plan/plan.h"
+#include "sim/scarcity.h"
 #include "tests/check.h"
 #include "tests/draft.h"
 
@@ -256,4 +257,24 @@ TEST(test_random_orders)
         refused += reaches[low][high];
     }
     CHECK(refused > 50 && refused < 450); /* both answers occurred */
+}
+
+/* A plan for which there is no memory is not a bad one. */
+TEST(test_without_memory)
+{
+    struct draft draft = sound();
+    uint32_t made = 0;
+    enum { TRIES = 200 };
+    for (uint64_t seed = 0; seed < TRIES; seed++) {
+        struct sim_scarcity scarcity = {.random = sim_random_seeded(seed, 0)};
+        cl_plan *plan = NULL;
+        sim_scarcity_set(&scarcity, 0.15);
+        int status = draft_create(&draft, &plan);
+        sim_scarcity_set(NULL, 0);
+        CHECK_EQ(status, scarcity.failed > 0 ? CL_ENOMEM : CL_OK);
+        CHECK((plan != NULL) == (status == CL_OK));
+        made += status == CL_OK;
+        cl_plan_release(plan);
+    }
+    CHECK(made > 0 && made < TRIES);
 }
