@@ -14,6 +14,7 @@ import struct
 import sys
 import types
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
@@ -276,20 +277,27 @@ FABRIC_HOSTS, FABRIC_QUICK_HOSTS = 144, 24
 FABRIC_BUCKETS = ((3 << 20), (6 << 20), (12 << 20))
 """Bytes of what a training step reduces on the fabric, from the last layers to the first."""
 
+FABRIC_SERVERS, FABRIC_SERVERS_BYTES = 8, 1 << 20
+"""A parameter server on the fabric: so many hosts own the result, in equal shards."""
+
 FABRIC_PACKETS = 4096
 """Bytes of the fabric's packets."""
 
 
 def fabric() -> Iterator[tuple[Hosts, Iterator[Shape]]]:
-    """The work of bench/fabric.py: the buckets by the direct plan, then by the ring; the same, smaller, for --quick."""
+    """The work of bench/fabric.py: the buckets by the direct plan, then by the ring, and the parameter server; the same
+    for --quick, with smaller buckets.
+    """
     for world, scale in ((FABRIC_HOSTS, 1), (FABRIC_QUICK_HOSTS, 2)):
         direct = Settings(partial=True, partial_message_bytes=40 * FABRIC_PACKETS)
+        apart = world // FABRIC_SERVERS  # the servers are spread over the leaves
+        servers = replace(direct, weights=tuple(int(rank % apart == 0) for rank in range(world)))
+        buckets = [(length // scale, by) for by in (direct, Settings(algorithm="ring")) for length in FABRIC_BUCKETS]
         yield (
             tuple((rank,) for rank in range(world)),
             (
-                Shape("all_reduce", length // 4 // scale, 4, False, 0, settings)
-                for settings in (direct, Settings(algorithm="ring"))
-                for length in FABRIC_BUCKETS
+                Shape("all_reduce", length // 4, 4, False, 0, settings)
+                for length, settings in (*buckets, (FABRIC_SERVERS_BYTES, servers))
             ),
         )
 

@@ -9,7 +9,7 @@ from bench import fabric
 
 
 def result(message_us: float, missing: float = 0.0) -> dict[str, Any]:
-    times = {"mean_us": message_us, "p99_us": 10 * message_us}
+    times = {"count": 1, "mean_us": message_us, "p99_us": 10 * message_us}
     return {
         "messages": times,
         "collectives": times,
@@ -46,6 +46,11 @@ def test_runs_that_are_missing_or_did_not_end_are_named() -> None:
 def test_counters_are_sums() -> None:
     text = fabric.counters({"ring": {"dctcp": [result(1), result(3)]}})
     assert text.splitlines()[-1] == "| ring, 12 MiB | DCTCP | 2000 | 10 | 12 | 14 | 34 | 4 | 20 |"
+
+
+def test_runs_without_background_have_no_time_of_its_flows() -> None:
+    quiet = result(1) | {"background_short": {"count": 0}}
+    assert fabric.counters({"alone": {"dctcp": [quiet]}}).splitlines()[-1].endswith("| 2 |  |")
 
 
 def test_steps_tell_the_urgent_bucket_and_the_whole() -> None:
