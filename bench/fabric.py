@@ -36,10 +36,14 @@ LOAD = 0.4
 LIMIT_MS = 60
 """Limit of virtual time; longer runs count as unfinished. Background traffic takes most of the work."""
 
+CREDIT_KIB = 176
+"""What a port grants: 1.5 times the rate of a link in a round trip of 9.4 us, which is that across the spine."""
+
 TRANSPORTS: dict[str, tuple[str, dict[str, Any]]] = {
     "dctcp": ("DCTCP", {"transport": "dctcp"}),
     "bounded": ("DLCP, loss bound 10 %", {"loss_bound": 0.1}),
     "reliable": ("DLCP, reliable", {}),
+    "credit": ("DLCP, reliable, credit", {"credit_kib": CREDIT_KIB, "priorities": 0}),
     "ecmp": ("DLCP, reliable, no spraying", {"sprays": 0}),
     "shipped": ("DLCP, loss bound 10 %, timers as shipped", {"loss_bound": 0.1, "tick_ns": 1000}),
     "flat": ("DLCP, loss bound 10 %, one class in switches", {"loss_bound": 0.1, "priorities": 0}),
@@ -60,21 +64,24 @@ class Case:
 
 
 DIRECT, RING, STEP, SERVERS = "2", "5", "0,1,2", "6"
-ALONE, TIMEOUTS = "8 servers, 1 MiB, no other traffic", ("dctcp", "bounded", "reliable", "patient", "linux")
+ALONE, TIMEOUTS = "8 servers, 1 MiB, no other traffic", ("dctcp", "bounded", "reliable", "credit", "patient", "linux")
 QUIET: dict[str, float] = {"load": 0, "limit_ms": 20_000}
 """Virtual time in which nothing happens costs nothing: timeouts of DCTCP may take as long as they like."""
 AT_ONCE, APART = "three buckets at once, 21 MiB", "three buckets, 200 us apart, 21 MiB"
 CASES = {
-    "direct": Case("all-to-owner, 12 MiB", DIRECT, {}, ("dctcp", "bounded", "reliable", "ecmp", "shipped")),
+    "direct": Case("all-to-owner, 12 MiB", DIRECT, {}, ("dctcp", "bounded", "reliable", "credit", "ecmp", "shipped")),
     "shallow": Case(
-        "all-to-owner, 12 MiB, 256 KiB per port", DIRECT, {"port_kib": 256}, ("dctcp", "bounded", "reliable", "linux")
+        "all-to-owner, 12 MiB, 256 KiB per port",
+        DIRECT,
+        {"port_kib": 256},
+        ("dctcp", "bounded", "reliable", "linux"),
     ),
     "ring": Case("ring, 12 MiB", RING, {}, ("dctcp", "reliable")),
-    "step": Case(AT_ONCE, STEP, {}, ("dctcp", "bounded", "flat")),
+    "step": Case(AT_ONCE, STEP, {}, ("dctcp", "bounded", "flat", "credit")),
     "apart": Case(APART, STEP, {"gap_us": 200}, ("dctcp", "bounded", "flat")),
-    "servers": Case("8 servers, 1 MiB", SERVERS, {}, ("dctcp", "bounded", "reliable")),
+    "servers": Case("8 servers, 1 MiB", SERVERS, {}, ("dctcp", "bounded", "reliable", "credit")),
     "servers_shallow": Case(
-        "8 servers, 1 MiB, 256 KiB per port", SERVERS, {"port_kib": 256}, ("dctcp", "bounded", "reliable")
+        "8 servers, 1 MiB, 256 KiB per port", SERVERS, {"port_kib": 256}, ("dctcp", "bounded", "reliable", "credit")
     ),
     "alone": Case(ALONE, SERVERS, QUIET, TIMEOUTS),
     "alone_shallow": Case(f"{ALONE}, 256 KiB per port", SERVERS, QUIET | {"port_kib": 256}, TIMEOUTS),

@@ -88,6 +88,8 @@ static struct sim_dlcp_host *host_of(struct sim_dlcp *dlcp, uint16_t id, uint16_
     /* CL_EINVAL: added before */
     if (cl_endpoint_add_peer(host->driver.endpoint, peer, (uint16_t)dlcp->config.paths, same_interface) == CL_ENOMEM)
         sim_memory(NULL);
+    if (dlcp->config.credit_bytes > 0)
+        cl_endpoint_credit_peer(host->driver.endpoint, peer, dlcp->config.unscheduled_bytes);
     return host;
 }
 
@@ -158,6 +160,7 @@ void sim_dlcp_init(struct sim_dlcp *dlcp, const struct sim_dlcp_config *config, 
             .self = (uint16_t)i,
             .datagram_bytes = config->mtu - UDP_BYTES,
             .peer_timeout_us = PEER_TIMEOUT_NS / config->tick_ns,
+            .credit_bytes = config->credit_bytes,
             .unexpected_limit_bytes = UNEXPECTED_LIMIT_BYTES,
         };
         if (sim_driver_open(&host->driver, &endpoint) != CL_OK)

@@ -20,9 +20,9 @@ enum { SHAPES_MAX = 32, START_NS = 1000000, MARGIN_NS = 1000000, PROTOCOL_DLCP =
 
 struct options {
     const char *plans, *shapes, *transport;
-    double seed, rounds, mtu, paths, tick_ns, sprays, priorities, selective, loss_bound, load, leaves, hosts_per_leaf,
-        others_per_leaf, spines, host_gbps, spine_gbps, delay_us, port_kib, switch_kib, mark_us, rto_us, gap_us,
-        skew_us, limit_ms;
+    double seed, rounds, mtu, paths, tick_ns, sprays, priorities, selective, credit_kib, unscheduled_kib, loss_bound,
+        load, leaves, hosts_per_leaf, others_per_leaf, spines, host_gbps, spine_gbps, delay_us, port_kib, switch_kib,
+        mark_us, rto_us, gap_us, skew_us, limit_ms;
 };
 
 static const struct option {
@@ -50,6 +50,8 @@ static const struct option {
     NUMBER(sprays, "dlcp: 1: the switches choose a spine for each packet, 0: for each path"),
     NUMBER(priorities, "dlcp: 0: one class for all"),
     NUMBER(selective, "dlcp: 0: switches do not drop droppable packets first"),
+    NUMBER(credit_kib, "dlcp: that a host grants; 0: no credit"),
+    NUMBER(unscheduled_kib, "dlcp: of each message, that leave without credit"),
     NUMBER(loss_bound, "dlcp: share of the packets that a partial message may lose"),
     NUMBER(load, "of the background, as share of the hosts' links"),
     NUMBER(leaves, ""),
@@ -144,6 +146,8 @@ static void begin(struct run *run)
                                    .tick_ns = (uint32_t)o->tick_ns,
                                    .sprays = o->sprays != 0,
                                    .priorities = o->priorities != 0,
+                                   .credit_bytes = (uint64_t)(o->credit_kib * 1024),
+                                   .unscheduled_bytes = (uint32_t)(o->unscheduled_kib * 1024),
                                    .selective = o->selective != 0};
     sim_dlcp_init(&run->dlcp, &dlcp, &run->fabric, PROTOCOL_DLCP);
     sim_dctcp_init(&run->dctcp, &run->fabric, PROTOCOL_DCTCP, (uint32_t)o->mtu, (uint64_t)(o->rto_us * 1000));

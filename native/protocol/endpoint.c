@@ -2,6 +2,7 @@
 
 #include <stdlib.h>
 
+#include "protocol/credit.h"
 #include "protocol/messages.h"
 #include "protocol/packet.h"
 #include "protocol/partial.h"
@@ -69,7 +70,7 @@ int cl_endpoint_add_peer(struct cl_endpoint *endpoint, uint16_t peer, uint16_t p
             nic_count = (uint16_t)(interface + 1);
     }
     if (!cl_peer_list_reserve(&endpoint->peers, peer) ||
-        !cl_timers_reserve(&endpoint->timers, endpoint->peers.count + 2))
+        !cl_timers_reserve(&endpoint->timers, endpoint->peers.count + 3))
         return CL_ENOMEM;
     struct cl_peer *made = cl_peer_create(peer, path_count, nics, endpoint->config.datagram_bytes);
     if (made == NULL)
@@ -116,6 +117,16 @@ int cl_endpoint_key_peer(struct cl_endpoint *endpoint, uint16_t peer, const uint
         return CL_EINVAL;
     known->seal = (struct cl_seal){endpoint->config.auth, endpoint->config.job, cl_siphash_key(key), &endpoint->nh};
     known->keyed = true;
+    return CL_OK;
+}
+
+int cl_endpoint_credit_peer(struct cl_endpoint *endpoint, uint16_t peer, uint32_t unscheduled_bytes)
+{
+    struct cl_peer *known = cl_peer_list_find(&endpoint->peers, peer);
+    if (known == NULL)
+        return CL_EINVAL;
+    known->grants = true;
+    known->unscheduled_bytes = unscheduled_bytes;
     return CL_OK;
 }
 
@@ -221,6 +232,7 @@ int cl_endpoint_post_send(struct cl_endpoint *endpoint, uint16_t peer, struct cl
     send->data = data;
     send->priority = qos->priority;
     send->order = qos->order;
+    cl_credit_request(endpoint, to, send);
     if (qos->loss_bound > 0)
         cl_partial_begin_send(send, qos);
     cl_messages_requeue(endpoint, send, false);
@@ -254,6 +266,8 @@ int cl_endpoint_post_receive(struct cl_endpoint *endpoint, uint16_t peer, struct
     if ((status = begin(endpoint, from, message, length, &qos->blocks, now_us, context)) != CL_OK)
         return status;
     receive->sink = sink;
+    receive->credit.class = qos->priority;
+    cl_credit_posted(endpoint, receive, now_us);
     cl_index_remove(&endpoint->unposted, &message->operation);
     if (receive->announced)
         cl_announcements_remove(&endpoint->announcements, receive);

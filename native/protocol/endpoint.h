@@ -64,6 +64,10 @@ int cl_endpoint_ping(struct cl_endpoint *endpoint, uint16_t peer);
  * peer or path. */
 int cl_endpoint_pause(struct cl_endpoint *endpoint, uint16_t peer, uint32_t path, bool paused);
 
+/* The peer grants credit (credit_bytes of its configuration): what this process sends to it waits for that, but for so
+ * many bytes of each message. CL_EINVAL for an unknown peer. */
+int cl_endpoint_credit_peer(struct cl_endpoint *endpoint, uint16_t peer, uint32_t unscheduled_bytes);
+
 /* Gives this process and the peer a key of their own, to be used instead of the job's; before their first packet.
  * CL_EINVAL for an unknown peer. */
 int cl_endpoint_key_peer(struct cl_endpoint *endpoint, uint16_t peer, const uint8_t key[16]);

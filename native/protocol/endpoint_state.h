@@ -5,6 +5,7 @@
 #include "protocol/announcements.h"
 #include "protocol/closed_groups.h"
 #include "protocol/endpoint_config.h"
+#include "protocol/ledger.h"
 #include "protocol/nics.h"
 #include "protocol/outbox.h"
 #include "protocol/peer_list.h"
@@ -26,6 +27,7 @@ struct cl_endpoint {
     uint64_t awake_us; /* when the endpoint was last driven */
     struct cl_table table;
     struct cl_queue queue;
+    struct cl_ledger ledger;
     struct cl_outbox outbox;
     struct cl_unexpected unexpected;
     struct cl_index unposted; /* receives of collectives that are not posted, by operation */

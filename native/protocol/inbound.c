@@ -1,5 +1,6 @@
 #include "protocol/inbound.h"
 
+#include "protocol/credit.h"
 #include "protocol/ending.h"
 #include "protocol/messages.h"
 #include "protocol/outcome.h"
@@ -17,27 +18,35 @@ static bool is_next_wanted(const struct cl_endpoint *endpoint, const struct cl_p
            id->index == cl_history_next_index(&peer->history, id->group, id->sequence);
 }
 
+/* A receive that is not posted yet; NULL: no memory. */
+static struct cl_receive *add_unposted(struct cl_endpoint *endpoint, struct cl_peer *peer,
+                                       const struct cl_message_id *id)
+{
+    struct cl_receive *receive = cl_table_add_receive(&endpoint->table, peer->id, id);
+    if (receive != NULL && id->group & CL_GROUP_P2P)
+        cl_announcements_add(&endpoint->announcements, receive);
+    else if (receive != NULL && !cl_index_add(&endpoint->unposted, &receive->message.operation,
+                                              cl_index_operation(id->group, id->sequence))) {
+        cl_messages_discard(endpoint, &receive->message);
+        receive = NULL;
+    }
+    return receive;
+}
+
 static enum answer keep(struct cl_endpoint *endpoint, struct cl_peer *peer, struct cl_receive *receive,
                         const struct cl_message_id *id, const struct cl_packet *packet, const uint8_t *payload,
                         uint64_t now_us)
 {
-    if (receive == NULL) {
-        receive = cl_table_add_receive(&endpoint->table, peer->id, id);
-        if (receive != NULL && id->group & CL_GROUP_P2P)
-            cl_announcements_add(&endpoint->announcements, receive);
-        else if (receive != NULL && !cl_index_add(&endpoint->unposted, &receive->message.operation,
-                                                  cl_index_operation(id->group, id->sequence))) {
-            cl_messages_discard(endpoint, &receive->message);
-            receive = NULL;
-        }
-    }
+    if (receive == NULL)
+        receive = add_unposted(endpoint, peer, id);
     if (receive != NULL && cl_unexpected_put(&endpoint->unexpected, &receive->unexpected, packet->offset, packet->flags,
                                              payload, packet->length)) {
         endpoint->stats.packets_unexpected++;
         receive->message.signature = packet->signature;
         return ACCEPT;
     }
-    if (receive != NULL && receive->unexpected.first == NULL && !is_next_wanted(endpoint, peer, id))
+    if (receive != NULL && receive->unexpected.first == NULL && !receive->credit.requested &&
+        !is_next_wanted(endpoint, peer, id))
         cl_messages_discard(endpoint, &receive->message);
     endpoint->stats.packets_unexpected_dropped++;
     peer->refused_us = now_us ? now_us : 1;
@@ -88,6 +97,40 @@ static enum answer on_data(struct cl_endpoint *endpoint, struct cl_peer *peer, c
         return REFUSE;
     }
     return keep(endpoint, peer, receive, &id, packet, payload, now_us);
+}
+
+static enum answer on_request(struct cl_endpoint *endpoint, struct cl_peer *peer, const struct cl_packet *packet,
+                              uint64_t now_us)
+{
+    struct cl_message_id id = {packet->group, packet->sequence, packet->index};
+    struct cl_receive *receive = cl_table_find_receive(&endpoint->table, peer->id, &id);
+    const struct cl_closed_group *closed = cl_closed_groups_find(&endpoint->closed, packet->group);
+    if (packet->group & CL_GROUP_P2P)
+        return FOREIGN;
+    if (closed != NULL && closed->reason) {
+        cl_peer_list_tell(&endpoint->peers, peer, CL_PACKET_ABORT,
+                          cl_control_abort(closed->group, closed->reason, closed->culprit));
+        return ACCEPT;
+    }
+    if (receive == NULL && (closed != NULL || cl_history_contains(&peer->history, &id)))
+        return ACCEPT; /* it has ended without its packets */
+    if (cl_signatures_differ(cl_signatures_find(&endpoint->signatures, id.group, id.sequence), packet->signature)) {
+        cl_endpoint_fail_group(endpoint, packet->group, CL_EMISMATCH, peer->id);
+        return ACCEPT;
+    }
+    if (receive == NULL && (receive = add_unposted(endpoint, peer, &id)) == NULL)
+        return REFUSE;
+    if (!receive->message.posted)
+        receive->message.signature = packet->signature;
+    cl_credit_on_request(endpoint, receive, packet->offset, now_us);
+    return ACCEPT;
+}
+
+static void on_grant(struct cl_endpoint *endpoint, struct cl_peer *peer, const struct cl_packet *packet)
+{
+    struct cl_send *send = cl_credit_on_grant(endpoint, peer, packet);
+    if (send != NULL)
+        cl_messages_requeue(endpoint, send, false);
 }
 
 static void on_ready(struct cl_endpoint *endpoint, struct cl_peer *peer, const struct cl_packet *packet,
@@ -160,6 +203,11 @@ static enum answer on_packet(struct cl_endpoint *endpoint, struct cl_peer *peer,
         break;
     case CL_PACKET_PROBE:
         return on_probe(endpoint, peer, packet, payload, now_us);
+    case CL_PACKET_REQUEST:
+        return on_request(endpoint, peer, packet, now_us);
+    case CL_PACKET_GRANT:
+        on_grant(endpoint, peer, packet);
+        return ACCEPT;
     case CL_PACKET_STOP:
         return cl_partial_on_stop(endpoint, peer, packet, payload) ? ACCEPT_AT_ONCE : FOREIGN;
     default:

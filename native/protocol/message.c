@@ -104,7 +104,7 @@ bool cl_send_take(struct cl_send *send, uint32_t *packet)
         forget_arrived(send);
         return true;
     }
-    if (send->next_packet >= send->message.packet_count)
+    if (!cl_send_sendable(send))
         return false;
     *packet = send->next_packet++;
     return true;

@@ -71,6 +71,7 @@ struct cl_send {
     bool probing;   /* was held; one packet was sent to find out whether there is room */
     uint32_t packets_in_flight;
     uint32_t next_packet;       /* the lowest packet that was never sent */
+    uint32_t granted;           /* packets before this one may be sent: see credit.h; UINT32_MAX: all */
     struct cl_ranges lost;      /* packets to send again; the first of them has not arrived, others may have */
     uint32_t refused;           /* how many of these the receiver had no room for */
     uint32_t packets_counted;   /* after a STOP */
@@ -95,9 +96,21 @@ struct cl_receive_partial {
     uint64_t deadline_us;       /* UINT64_MAX: none */
 };
 
+/* What the sender of a receive may send: see credit.c. All zero where it needs no credit. */
+struct cl_receive_credit {
+    bool requested;
+    bool listed;
+    uint8_t class;
+    uint32_t granted; /* the packets before this one */
+    uint32_t owed;    /* of these, packets that have not come and are not written off */
+    uint64_t owed_us; /* when the latest was granted or came */
+    struct cl_receive *previous, *next;
+};
+
 struct cl_receive {
     struct cl_message message;
     struct cl_sink sink;
+    struct cl_receive_credit credit;
     struct cl_unexpected_chain unexpected; /* until it is posted */
     bool announced;                        /* point-to-point, and not posted yet */
     struct cl_receive_partial partial;
@@ -172,9 +185,15 @@ static inline bool cl_message_complete(const struct cl_message *message)
 }
 
 /* Whether packets are left to send: packets that were never sent, or lost ones that have not arrived. */
-static inline bool cl_send_sendable(const struct cl_send *send)
+static inline bool cl_send_unsent(const struct cl_send *send)
 {
     return send->lost.count > 0 || send->next_packet < send->message.packet_count;
+}
+
+/* Whether packets are left that may be sent: lost ones need no credit. */
+static inline bool cl_send_sendable(const struct cl_send *send)
+{
+    return cl_send_unsent(send) && (send->lost.count > 0 || send->next_packet < send->granted);
 }
 
 #endif

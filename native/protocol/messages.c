@@ -1,11 +1,14 @@
 #include "protocol/messages.h"
 
+#include "protocol/credit.h"
+
 static void unlink_send(struct cl_endpoint *endpoint, struct cl_peer *peer, struct cl_send *send)
 {
     if (send->queued)
         cl_queue_remove(&endpoint->queue, &peer->node, send);
     if (send->held)
         cl_peer_unhold(peer, send);
+    cl_credit_sent(endpoint, send);
 }
 
 static void unlink_receive(struct cl_endpoint *endpoint, struct cl_peer *peer, struct cl_receive *receive)
@@ -19,6 +22,7 @@ static void unlink_receive(struct cl_endpoint *endpoint, struct cl_peer *peer, s
         peer->expected--;
         peer->lacking -= receive->message.packet_count - receive->message.packets_arrived;
     }
+    cl_credit_leave(endpoint, receive);
     cl_unexpected_drop(&endpoint->unexpected, &receive->unexpected);
 }
 

@@ -44,7 +44,9 @@ static void send_ack(struct cl_endpoint *endpoint, struct cl_peer *peer, struct 
     struct cl_packet packet = {.kind = CL_PACKET_ACK, .path = path->index};
     uint64_t number = path->ack.written;
     cl_ack_write(&path->ack, &packet, out->head + CL_PACKET_HEAD_BYTES, now_us);
-    struct cl_congestion_port port = cl_congestion_nic_port(&path->nic->congestion, now_us);
+    struct cl_congestion_port port = {0}; /* credit keeps the port's queue short, and shares it */
+    if (endpoint->config.credit_bytes == 0)
+        port = cl_congestion_nic_port(&path->nic->congestion, now_us);
     cl_ack_write_port(out->head + CL_PACKET_HEAD_BYTES, port.rate, port.senders);
     out->head_length = (uint16_t)(CL_PACKET_HEAD_BYTES + packet.length);
     cl_congestion_sent_control(&path->congestion, out->head_length);
@@ -65,11 +67,12 @@ static bool send_padded(struct cl_endpoint *endpoint, struct cl_peer *peer, stru
     uint32_t length = (uint32_t)written + padding;
     struct cl_packet packet = {
         .kind = kind,
-        .flags = CL_PACKET_ACK_NOW,
+        .flags = kind == CL_PACKET_GRANT ? 0 : CL_PACKET_ACK_NOW, /* grants are many, and data answers them */
         .length = (uint16_t)length,
         .path = path->index,
-        .signature =
-            kind == CL_PACKET_PING ? cl_signatures_find(&endpoint->signatures, control->group, control->sequence) : 0,
+        .signature = kind == CL_PACKET_PING || kind == CL_PACKET_REQUEST
+                         ? cl_signatures_find(&endpoint->signatures, control->group, control->sequence)
+                         : 0,
         .number = (uint32_t)path->sent.next};
     cl_control_write(control, &packet);
     struct cl_sent_packet sent = {.sent_us = now_us,

@@ -71,6 +71,8 @@ static void on_refused(void *argument, const struct cl_sent_packet *packet)
     struct cl_endpoint *endpoint = outcome->endpoint;
     if (packet->kind == CL_PACKET_PROBE)
         cl_partial_on_probe_refused(endpoint, outcome->peer, &packet->control);
+    if (packet->kind == CL_PACKET_REQUEST)
+        cl_peer_list_tell(&endpoint->peers, outcome->peer, packet->kind, packet->control);
     struct cl_send *send = send_of(packet);
     if (send == NULL)
         return;

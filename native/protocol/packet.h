@@ -19,6 +19,9 @@
  *   ABORT     group, offset = the reason (an enum cl_error), index = the culprit + 1, or 0
  *   MISMATCH  (group, sequence, index) has another length, or another loss bound, at the receiver
  *   PROBE     every packet of (group, sequence, index) has been sent once; payload: see partial.h
+ *   REQUEST   (group, sequence, index) is ready to be sent; offset = packets that leave without credit; signature as
+ *             that of DATA
+ *   GRANT     the packets of (group, sequence, index) before number `offset` may be sent
  *   STOP      the receiver has ended (group, sequence, index); offset = the first packet reported; payload: a bit per
  *             packet from there on, set if the packet was not counted; empty if every packet of the message was counted
  *   FRAGMENT  a part of the packet with this number, header included: offset = where it begins, index = length of the
@@ -54,7 +57,9 @@ enum cl_packet_kind {
     CL_PACKET_PROBE = 6,
     CL_PACKET_STOP = 7,
     CL_PACKET_FRAGMENT = 8,
-    CL_PACKET_KINDS = 9,
+    CL_PACKET_REQUEST = 9,
+    CL_PACKET_GRANT = 10,
+    CL_PACKET_KINDS = 11,
 };
 
 /* flags; the low three bits are the priority */

@@ -63,7 +63,7 @@ uint8_t cl_partial_flags(const struct cl_send *send, uint32_t packet)
     if (!send->message.loss_budget)
         return 0;
     bool droppable = !partial->guarded || !is_protected(send, packet);
-    bool safe = partial->protected_arrived == partial->protected_count, tail = safe && !cl_send_sendable(send);
+    bool safe = partial->protected_arrived == partial->protected_count, tail = safe && !cl_send_unsent(send);
     return (uint8_t)((droppable ? CL_PACKET_DROPPABLE : 0) | (safe ? CL_PACKET_SAFE : 0) | (tail ? CL_PACKET_TAIL : 0));
 }
 
@@ -95,7 +95,7 @@ void cl_partial_done(struct cl_send *send, uint32_t packet)
 void cl_partial_run_out(struct cl_endpoint *endpoint, struct cl_send *send)
 {
     struct cl_send_partial *partial = &send->partial;
-    if (!send->message.loss_budget || partial->has_run_out || cl_send_sendable(send) ||
+    if (!send->message.loss_budget || partial->has_run_out || cl_send_unsent(send) ||
         (!partial->given_up && partial->protected_arrived == partial->protected_count))
         return;
     partial->has_run_out = true;

@@ -39,10 +39,12 @@ struct cl_peer {
     uint32_t incarnation; /* see revival.h */
     bool keyed;           /* has a seal of its own */
     struct cl_seal seal;
-    uint32_t payload_bytes; /* of a full DATA packet to or from it: the smaller of the two sizes */
-    uint64_t timeout_us;    /* for an answer, while a message from or to the peer is outstanding: see cl_peer_lost_us */
-    bool heard;             /* it has sent a packet to this process */
-    bool urgent;            /* in the list of peers with something to send at once: see peer_list.h */
+    uint32_t payload_bytes;     /* of a full DATA packet to or from it: the smaller of the two sizes */
+    bool grants;                /* it sends credit for what this process sends to it: see credit.h ... */
+    uint32_t unscheduled_bytes; /* ... but for so many bytes of each message */
+    uint64_t timeout_us; /* for an answer, while a message from or to the peer is outstanding: see cl_peer_lost_us */
+    bool heard;          /* it has sent a packet to this process */
+    bool urgent;         /* in the list of peers with something to send at once: see peer_list.h */
     struct cl_peer *urgent_next;
     bool waiting; /* in the list of peers that wait for an interface */
     struct cl_peer *waiting_next;

@@ -2,11 +2,12 @@
 
 #include <string.h>
 
+#include "protocol/credit.h"
 #include "protocol/messages.h"
 #include "protocol/partial.h"
 
 static enum cl_placed place(struct cl_endpoint *endpoint, struct cl_receive *receive, bool last, uint32_t offset,
-                            const uint8_t *payload, uint16_t length)
+                            const uint8_t *payload, uint16_t length, uint64_t now_us)
 {
     struct cl_message *message = &receive->message;
     struct cl_peer *peer = endpoint->peers.list[message->peer];
@@ -18,6 +19,7 @@ static enum cl_placed place(struct cl_endpoint *endpoint, struct cl_receive *rec
     }
     if (!cl_message_arrive(message, packet))
         return CL_PLACED_BEFORE;
+    cl_credit_arrived(endpoint, receive, now_us);
     peer->lacking--;
     if (peer->lacking < endpoint->lacking)
         endpoint->lacking = peer->lacking;
@@ -42,7 +44,7 @@ enum cl_placed cl_placement_put(struct cl_endpoint *endpoint, struct cl_receive 
     uint32_t generation = message->generation;
     if (!message->first_us)
         message->first_us = now_us;
-    enum cl_placed placed = place(endpoint, receive, flags & CL_PACKET_LAST, offset, payload, length);
+    enum cl_placed placed = place(endpoint, receive, flags & CL_PACKET_LAST, offset, payload, length, now_us);
     if (message->generation == generation)
         cl_partial_on_packet(endpoint, receive, flags, placed == CL_PLACED, now_us);
     return placed;

@@ -82,6 +82,7 @@ struct cl_send *cl_table_add_send(struct cl_table *table, uint16_t peer, const s
         return NULL;
     /* also here, memory is kept for the next use */
     *send = (struct cl_send){.message = send->message,
+                             .granted = UINT32_MAX,
                              .lost = send->lost,
                              .forgone = send->forgone,
                              .stop_told = send->stop_told,

@@ -1,5 +1,6 @@
 #include "protocol/upkeep.h"
 
+#include "protocol/credit.h"
 #include "protocol/ending.h"
 #include "protocol/messages.h"
 #include "protocol/outcome.h"
@@ -191,6 +192,8 @@ void cl_endpoint_timeout(struct cl_endpoint *endpoint, uint64_t now_us)
     while ((timer = cl_timers_pop(&endpoint->timers, now_us)) != NULL) {
         if (timer == &endpoint->nics.timer)
             release_interfaces(endpoint);
+        else if (timer == &endpoint->ledger.timer)
+            cl_credit_expire(endpoint, now_us);
         else
             service(endpoint, timer->owner, now_us);
     }

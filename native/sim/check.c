@@ -315,14 +315,16 @@ struct look {
 };
 
 /* A message that has not ended makes its sender act some time: packets are in flight or wait in the queue, the message
- * is held, or a PROBE has asked the receiver, which answers with a STOP. */
+ * is held, or waits for credit, or a PROBE has asked the receiver, which answers with a STOP. */
 static void look_at_message(struct cl_message *message, void *argument)
 {
     const struct look *look = argument;
     struct cl_send *send = cl_message_as_send(message);
     if (send == NULL || send->packets_in_flight > 0 || send->queued || send->held || send->partial.stopped)
         return;
-    if (cl_send_sendable(send) || !send->partial.has_run_out)
+    if (cl_send_unsent(send) && !cl_send_sendable(send))
+        return;
+    if (cl_send_unsent(send) || !send->partial.has_run_out)
         sim_world_fail(look->world, "rank %u has forgotten message %u/%u/%u to rank %u: %u of %u packets have arrived",
                        look->rank->id, message->id.group, message->id.sequence, message->id.index, message->peer,
                        message->packets_arrived, message->packet_count);

@@ -114,6 +114,33 @@ MUTANTS = (
         "cl_partial_run_out(endpoint, send);         /* an earlier",
         "/* an earlier",
     ),
+    *(
+        Mutant(
+            f"do not send a lost {kind} again",
+            "protocol/outcome.c",
+            "packet->kind != CL_PACKET_DATA && packet->kind != CL_PACKET_PING",
+            f"packet->kind != CL_PACKET_DATA && packet->kind != CL_PACKET_PING && packet->kind != CL_PACKET_{kind}",
+        )
+        for kind in ("REQUEST", "GRANT")
+    ),
+    Mutant(
+        "never write credit off",
+        "protocol/credit.c",
+        "            write_off(ledger, receive);",
+        "            receive->credit.owed_us = now_us;",
+    ),
+    Mutant(
+        "keep the credit of messages that have ended",
+        "protocol/credit.c",
+        "write_off(&endpoint->ledger, receive);",
+        "",
+    ),
+    Mutant(
+        "forget a REQUEST that comes before the call",
+        "protocol/credit.c",
+        "if (receive->credit.requested)\n        begin(",
+        "if (receive->credit.requested && now_us == 0)\n        begin(",
+    ),
     Mutant(
         "mix up messages that share their memory",
         "protocol/outcome.c",

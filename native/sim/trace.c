@@ -25,8 +25,8 @@ void sim_trace_say(struct sim_trace *trace, const char *format, ...)
 void sim_trace_datagram(struct sim_trace *trace, const char *what, const char *where, uint32_t from, uint32_t to,
                         const uint8_t *bytes, uint32_t length)
 {
-    static const char *const KINDS[CL_PACKET_KINDS] = {"DATA",     "ACK",   "PING", "READY",   "ABORT",
-                                                       "MISMATCH", "PROBE", "STOP", "FRAGMENT"};
+    static const char *const KINDS[CL_PACKET_KINDS] = {"DATA",  "ACK",  "PING",     "READY",   "ABORT", "MISMATCH",
+                                                       "PROBE", "STOP", "FRAGMENT", "REQUEST", "GRANT"};
     if (trace->file == NULL)
         return;
     say_time(trace);

@@ -13,7 +13,8 @@ enum { STREAM = 4, DATAGRAM_BYTES_LEAST = 200, FACTOR_MOST = 4 /* between the la
 void sim_wiring_draw(struct sim_wiring *wiring, uint64_t seed, uint32_t world, uint32_t datagram_bytes, bool plain)
 {
     struct sim_random random = sim_random_seeded(seed, STREAM);
-    *wiring = (struct sim_wiring){.datagram_bytes = sim_new(world, sizeof *wiring->datagram_bytes)};
+    *wiring = (struct sim_wiring){.datagram_bytes = sim_new(world, sizeof *wiring->datagram_bytes),
+                                  .credit_bytes = sim_new(world, sizeof *wiring->credit_bytes)};
     uint32_t least =
         datagram_bytes / FACTOR_MOST > DATAGRAM_BYTES_LEAST ? datagram_bytes / FACTOR_MOST : DATAGRAM_BYTES_LEAST;
     bool unequal = !plain && sim_random_chance(&random, 0.25);
@@ -31,11 +32,20 @@ void sim_wiring_draw(struct sim_wiring *wiring, uint64_t seed, uint32_t world, u
         wiring->mark = sim_random_scale(&random, 0.02, 1);
         wiring->drops = sim_random_chance(&random, 0.5);
     }
+    if (!sim_random_chance(&random, 0.4))
+        return;
+    if (sim_random_chance(&random, 0.5))
+        wiring->unscheduled_bytes = (uint32_t)sim_random_scale(&random, datagram_bytes, 1e5);
+    uint64_t budget = (uint64_t)sim_random_scale(&random, datagram_bytes, 1e6);
+    bool all = sim_random_chance(&random, 0.7);
+    for (uint32_t i = 0; i < world; i++)
+        wiring->credit_bytes[i] = all || sim_random_chance(&random, 0.5) ? budget : 0;
 }
 
 void sim_wiring_free(struct sim_wiring *wiring)
 {
     free(wiring->datagram_bytes);
+    free(wiring->credit_bytes);
 }
 
 uint32_t sim_wiring_datagram_bytes(const struct sim_wiring *wiring, uint32_t a, uint32_t b)
@@ -64,6 +74,8 @@ bool sim_wiring_set_up(const struct sim_wiring *wiring, uint64_t seed, struct cl
         memcpy(key, secret, sizeof key);
         good = good && cl_endpoint_key_peer(endpoint, peer, key) == CL_OK;
     }
+    if (wiring->credit_bytes[peer] > 0)
+        good = good && cl_endpoint_credit_peer(endpoint, peer, wiring->unscheduled_bytes) == CL_OK;
     struct cl_peer *known = cl_peer_list_find(&endpoint->peers, peer);
     for (uint16_t i = 0; wiring->first_number > 0 && i < known->path_count; i++)
         count_from(&known->paths[i], wiring->first_number);
@@ -76,6 +88,12 @@ void sim_wiring_print(const struct sim_wiring *wiring, uint32_t world, FILE *fil
         fputs("  a key for each pair of ranks\n", file);
     if (wiring->first_number > 0)
         fprintf(file, "  packet numbers begin at %#llx\n", (unsigned long long)wiring->first_number);
+    for (uint32_t i = 0, granting = 0; i < world; i++) {
+        granting += wiring->credit_bytes[i] > 0;
+        if (granting > 0 && i + 1 == world)
+            fprintf(file, "  %u ranks grant credit, with %u bytes of each message unscheduled\n", granting,
+                    wiring->unscheduled_bytes);
+    }
     if (wiring->mark > 0)
         fprintf(file, "  switches mark above %.3g of their queues%s\n", wiring->mark,
                 wiring->drops ? ", and drop what may be lost" : "");

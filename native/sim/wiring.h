@@ -1,6 +1,6 @@
 /*
  * Wiring: how the endpoints and links of a seed differ from plain ones: sizes of packets, keys of pairs of ranks, the
- * numbers of their first packets, switches that mark packets. It has a stream of chance of its own.
+ * numbers of their first packets, credit, switches that mark packets. It has a stream of chance of its own.
  */
 #ifndef CL_SIM_WIRING_H
 #define CL_SIM_WIRING_H
@@ -15,8 +15,10 @@ struct sim_wiring {
     uint32_t *datagram_bytes; /* by rank: its largest datagram */
     bool keys;                /* every pair of ranks has a key of its own */
     uint64_t first_number;    /* of the packets and acknowledgements of each path: they wrap soon; 0: they do not */
-    double mark;              /* the share of a queue's room above which a switch marks packets (ECN); 0: none does */
-    bool drops;               /* and drops those that may be lost */
+    uint64_t *credit_bytes;   /* by rank: that it grants (credit.h); 0: no credit */
+    uint32_t unscheduled_bytes;
+    double mark; /* the share of a queue's room above which a switch marks packets (ECN); 0: none does */
+    bool drops;  /* and drops those that may be lost */
 };
 
 /* `plain`: every rank has the same. */

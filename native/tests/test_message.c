@@ -20,7 +20,7 @@ TEST(test_cut)
 
 TEST(test_lost_go_first)
 {
-    SCOPED(cl_send_free) struct cl_send send = {0};
+    SCOPED(cl_send_free) struct cl_send send = {.granted = UINT32_MAX};
     uint32_t packet;
     cl_message_begin(&send.message, 5 * PAYLOAD, PAYLOAD);
     for (uint32_t i = 0; i < 3; i++)
@@ -37,7 +37,7 @@ TEST(test_lost_go_first)
 
 TEST(test_done_packets_are_not_sent_again)
 {
-    SCOPED(cl_send_free) struct cl_send send = {0};
+    SCOPED(cl_send_free) struct cl_send send = {.granted = UINT32_MAX};
     uint32_t packet;
     cl_message_begin(&send.message, 2 * PAYLOAD, PAYLOAD);
     cl_send_take(&send, &packet);
@@ -59,7 +59,7 @@ TEST(test_lost_packets_arrive_in_any_order)
     static const uint32_t ORDERS[][4] = {{1, 2, 4, 5}, {5, 4, 2, 1}, {2, 5, 1, 4}, {4, 1, 5, 2}};
     for (size_t i = 0; i < sizeof ORDERS / sizeof *ORDERS; i++)
         for (uint32_t taken = 0; taken < 4; taken++) { /* before the taken-th arrival one of them is sent again */
-            SCOPED(cl_send_free) struct cl_send send = {0};
+            SCOPED(cl_send_free) struct cl_send send = {.granted = UINT32_MAX};
             uint32_t packet, again = UINT32_MAX;
             cl_message_begin(&send.message, 6 * PAYLOAD, PAYLOAD);
             for (uint32_t j = 0; j < 6; j++)
@@ -96,7 +96,7 @@ TEST(test_struct_is_reused)
 /* After a STOP, nothing is left to send, and only packets that a STOP reported as counted are there. */
 TEST(test_stop)
 {
-    SCOPED(cl_send_free) struct cl_send send = {0};
+    SCOPED(cl_send_free) struct cl_send send = {.granted = UINT32_MAX};
     CHECK(cl_message_begin(&send.message, 100 * PAYLOAD, PAYLOAD));
     for (uint32_t i = 0; i < 100; i++)
         CHECK(cl_send_arrive(&send, i));
