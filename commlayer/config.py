@@ -69,6 +69,7 @@ _SOCKETS = numbers("sockets", 1, 8, "1 to 8", is_whole=True)
 _SECONDS = numbers("seconds", 0.1, 86400, "0.1 to 86400")
 _SECONDS_OR_NEVER = numbers("seconds", 0.1, 86400, "0 (never), or 0.1 to 86400", zero=True)
 _PACKET = numbers("bytes", 576, 65535, "0 (automatic), or 576 to 65535", zero=True, is_whole=True)
+_CREDIT = numbers("bytes", 16384, 1 << 30, "0 (off), or 16384 to 1073741824", zero=True, is_whole=True)
 _PINNED = numbers("bytes", 1 << 20, 1 << 50, "0 (automatic), or 1048576 and more", zero=True, is_whole=True)
 _PREFIX = "COMMLAYER_"
 
@@ -139,6 +140,14 @@ class Config:
         "1: packets carry their priority as DSCP, and those that may be lost are not ECN-capable; the engine answers "
         "ECN marks. For switches configured for it",
     ] = False
+    credit_bytes: Annotated[
+        int,
+        _CREDIT,
+        "experimental: between hosts, a receiver grants its senders what they may send, so that no more than this is "
+        "on its way to it. For many senders to one port and shallow switches; an all-to-all gets slower. See "
+        "[fabric.md](fabric.md#receiver-credit). 0: off",
+        COMMON,
+    ] = 0
     mtu: Annotated[
         int,
         _PACKET,

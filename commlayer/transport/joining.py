@@ -143,7 +143,8 @@ def _add_peers(
         if other == rank:
             continue
         if pair_paths(descriptions[rank], descriptions[other]) or other not in local:
-            _add_peer(engine, members, other, descriptions[rank], descriptions[other], key)
+            grants = engine.config.credit_bytes > 0 and other not in local
+            _add_peer(engine, members, other, descriptions[rank], descriptions[other], key, grants=grants)
             peers = descriptions[rank]["peer"], descriptions[other]["peer"]
             incarnation = agreed(incarnations[rank], peers[0], incarnations[other], peers[1])
             if incarnation > MOST:
@@ -207,7 +208,14 @@ def pair_key(key: bytes, own: dict[str, Any], peer: dict[str, Any]) -> bytes:
 
 
 def _add_peer(
-    engine: Engine, members: Members, other: int, own: dict[str, Any], peer: dict[str, Any], key: bytes | None
+    engine: Engine,
+    members: Members,
+    other: int,
+    own: dict[str, Any],
+    peer: dict[str, Any],
+    key: bytes | None,
+    *,
+    grants: bool = False,
 ) -> None:
     paths = pair_paths(own, peer)
     who, name = members.who, members.name(other)
@@ -233,6 +241,7 @@ def _add_peer(
         "remote_ports": ports,
         "packet_bytes": min(own["packet_bytes"], peer["packet_bytes"]),
         "key": ffi.NULL if key is None else ffi.from_buffer("uint8_t[]", pair_key(key, own, peer)),
+        "grants": grants,
     }
     status = lib.cl_engine_add_peer(engine.raw, ffi.new("struct cl_peer_options *", options))
     check(status, f"{who}: adding {name} at {described(peer)}")

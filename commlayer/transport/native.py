@@ -213,6 +213,7 @@ class Engine:
                 "ofi_provider": names[1],
                 "port_first": first,
                 "port_last": last,
+                "credit_bytes": config.credit_bytes,
             },
         )
         out = ffi.new("cl_engine **")

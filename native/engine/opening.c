@@ -188,6 +188,7 @@ int cl_engine_identify(cl_engine *engine, uint64_t job, const uint8_t *key, uint
                                             .epoch = epoch,
                                             .datagram_bytes = engine->options.datagram_bytes,
                                             .unexpected_limit_bytes = engine->options.unexpected_limit_bytes,
+                                            .credit_bytes = engine->options.credit_bytes,
                                             .peer_timeout_us = engine->options.peer_timeout_us};
         memcpy(config.key, key, sizeof config.key);
         memcpy(engine->key, key, sizeof engine->key);

@@ -99,6 +99,8 @@ int cl_peers_add(struct cl_peers *peers, const struct cl_peer_options *options, 
     cl_endpoint_bind_peer(endpoint, peer, options->local);
     if (options->packet_bytes != 0)
         cl_endpoint_cut_peer(endpoint, peer, options->packet_bytes);
+    if (options->grants)
+        cl_endpoint_credit_peer(endpoint, peer, 0);
     if (options->key != NULL)
         cl_endpoint_key_peer(endpoint, peer, options->key);
     return CL_OK;

@@ -215,6 +215,7 @@ struct cl_engine_options {
     uint32_t dscp;                  /* udp: not 0: DSCP by priority, and ECN-capable unless a packet may be lost */
     const char *ofi_provider;       /* ofi: name of libfabric's provider; NULL or empty: its first */
     uint32_t port_first, port_last; /* udp: each socket gets the first free port of this range; 0: the kernel chooses */
+    uint64_t credit_bytes;          /* that peers may have on their way here, of what waits for credit; 0: no credit */
 };
 
 int cl_engine_open(const struct cl_engine_options *options, cl_engine **engine);
@@ -249,6 +250,7 @@ struct cl_peer_options {
      * this engine's cl_engine_packet_bytes. */
     uint32_t packet_bytes;
     const uint8_t *key; /* 16 bytes, known to the two alone; NULL: they use the job's key */
+    uint32_t grants;    /* not 0: it has credit_bytes, so what goes to it waits for the credit that it grants */
 };
 /* Makes a peer reachable. Adding a known peer again lets its paths lead to other remote addresses (udp), and changes
  * nothing else; an error changes nothing. */
@@ -276,6 +278,7 @@ struct cl_engine_stats {
      * seen before */
     uint64_t packets_foreign, packets_forged, packets_replayed;
     uint64_t packets_unexpected, packets_unexpected_dropped, acks_sent, acks_received, probes_sent;
+    uint64_t grants_sent; /* credit that this process gave to senders; 0 without credit_bytes */
     uint64_t operations_done, operations_failed, wakeups, send_calls, receive_calls; /* 0 in an endpoint's own */
     uint64_t packets_given_up; /* lost, within the loss budget of their message, and not sent again */
     uint64_t packets_late;     /* came after the receiver had ended their message without them */

@@ -8,10 +8,9 @@
  *
  * The ledger counts the packets that are granted and have not come: `owed`, by message. It grants what is most urgent:
  * by class, then by the number of the message in its operation (contributions before results, early segments before
- * late ones), then in turns
- * (ledger.h). A message owes no more than one grant while many wait. Credit of a message that ends is
- * free again, and so is credit of which nothing has come for WRITE_OFF_US and some round trips: its sender has stalled,
- * or its packets are lost for good.
+ * late ones), then in turns (ledger.h). A message owes no more than one grant while many wait. Credit of a message that
+ * ends is free again, and so is credit of which nothing has come for WRITE_OFF_US and some round trips: its sender has
+ * stalled, or its packets are lost for good.
  *
  * Messages of one packet and point-to-point messages need no credit: a REQUEST costs a packet, too, and a receive from
  * any source waits for the first packet.

@@ -105,8 +105,8 @@ static enum answer on_request(struct cl_endpoint *endpoint, struct cl_peer *peer
     struct cl_message_id id = {packet->group, packet->sequence, packet->index};
     struct cl_receive *receive = cl_table_find_receive(&endpoint->table, peer->id, &id);
     const struct cl_closed_group *closed = cl_closed_groups_find(&endpoint->closed, packet->group);
-    if (packet->group & CL_GROUP_P2P)
-        return FOREIGN;
+    if (packet->group & CL_GROUP_P2P || endpoint->config.credit_bytes == 0)
+        return FOREIGN; /* no peer with the same settings asks */
     if (closed != NULL && closed->reason) {
         cl_peer_list_tell(&endpoint->peers, peer, CL_PACKET_ABORT,
                           cl_control_abort(closed->group, closed->reason, closed->culprit));

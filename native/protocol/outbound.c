@@ -89,6 +89,7 @@ static bool send_padded(struct cl_endpoint *endpoint, struct cl_peer *peer, stru
     out->payload = padding ? ZEROS : NULL;
     write_datagram(endpoint, peer, &packet, path->sent.next - 1, out);
     endpoint->stats.probes_sent += kind == CL_PACKET_PING;
+    endpoint->stats.grants_sent += kind == CL_PACKET_GRANT;
     return true;
 }
 

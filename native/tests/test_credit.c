@@ -200,3 +200,13 @@ TEST(test_credit_of_the_dead_is_free)
     network_run_until(network, network_now_us(network) + 10000);
     CHECK_EQ(network->hosts[0].last_status, CL_EPEERLOST);
 }
+
+TEST(test_a_process_without_a_budget_takes_no_requests)
+{
+    SCOPED_NETWORK *network = start(0);
+    CHECK_EQ(cl_endpoint_credit_peer(network->hosts[1].endpoint, 0, 0), CL_OK);
+    post(network, 1, 1, 0, BYTES);
+    network_run_until(network, network_now_us(network) + 100000);
+    CHECK_EQ(network->hosts[0].completed, 0);
+    CHECK(cl_endpoint_stats(network->hosts[0].endpoint)->packets_foreign > 0);
+}

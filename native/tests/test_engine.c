@@ -526,3 +526,23 @@ TEST(test_loss_bounds_that_are_refused)
         CHECK(operation == NULL);
     }
 }
+
+/* Without the option nothing is granted; with it calls end well, also where packets get lost. */
+TEST(test_credit_between_engines)
+{
+    for (uint64_t credit_bytes = 0; credit_bytes <= 16384; credit_bytes += 16384) {
+        struct cl_engine_options options = options_of("mem", 0.05);
+        options.credit_bytes = credit_bytes;
+        SCOPED_WORLD world = open_world_of(2, options);
+        SCOPED_TEAM team = open_team(&world, 1, false);
+        struct job jobs[2];
+        for (uint32_t rank = 0; rank < 2; rank++)
+            jobs[rank] = (struct job){.team = &team, .rank = rank, .rounds = 50};
+        run_jobs(jobs, 2);
+        for (uint32_t rank = 0; rank < 2; rank++) {
+            struct cl_engine_stats stats;
+            CHECK_EQ(cl_engine_read_stats(world.engines[rank], &stats), CL_OK);
+            CHECK_EQ(stats.grants_sent > 0, credit_bytes > 0);
+        }
+    }
+}

@@ -70,7 +70,8 @@ static inline struct world open_world_of(uint32_t size, struct cl_engine_options
                                                           .path_count = 1,
                                                           .local = &first,
                                                           .remote_addresses = &address,
-                                                          .remote_ports = &ports[peer]};
+                                                          .remote_ports = &ports[peer],
+                                                          .grants = options.credit_bytes > 0};
                 CHECK_EQ(cl_engine_add_peer(world.engines[rank], &options_of_peer), CL_OK);
             }
     job++;

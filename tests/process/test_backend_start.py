@@ -102,6 +102,7 @@ def test_a_rank_that_serves_the_store_stays_until_the_others_know() -> None:
     [
         ({"COMMLAYER_AUTH": "header"}, "full on rank(s) 0, 2; header on rank(s) 1"),
         ({"COMMLAYER_AUTH": "off"}, "full on rank(s) 0, 2; off on rank(s) 1"),
+        ({"COMMLAYER_CREDIT_BYTES": "65536"}, "0 on rank(s) 0, 2; 65536 on rank(s) 1"),
         ({"COMMLAYER_DISABLE": "1"}, "False on rank(s) 0, 2; True on rank(s) 1"),
         ({"COMMLAYER_WIRE": "ofi", "COMMLAYER_OFI_PROVIDER": "udp"}, "udp on rank(s) 0, 2; ofi on rank(s) 1"),
     ],
