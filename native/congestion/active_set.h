@@ -1,8 +1,7 @@
 /*
  * Active set: counts the members that were seen lately. A member that has not been seen for a while leaves the set.
  */
-#ifndef CL_CONGESTION_ACTIVE_SET_H
-#define CL_CONGESTION_ACTIVE_SET_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -23,5 +22,3 @@ void cl_active_set_see(struct cl_active_set *active_set, struct cl_active_set_me
 void cl_active_set_leave(struct cl_active_set *active_set, struct cl_active_set_member *member);
 /* The number of members seen in the last idle_us. */
 uint32_t cl_active_set_count(struct cl_active_set *active_set, uint64_t idle_us, uint64_t now_us);
-
-#endif

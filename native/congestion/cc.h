@@ -2,8 +2,7 @@
  * Congestion control of one path: how much of it may be in flight, and how fast it leaves. Bytes are those of
  * datagrams, header included. The queue of the interface, which all its paths share, is the business of egress.h.
  */
-#ifndef CL_CONGESTION_CC_H
-#define CL_CONGESTION_CC_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -50,5 +49,3 @@ void cl_cc_init(struct cl_cc *cc, uint32_t packet_bytes);
 void cl_cc_on_acked(struct cl_cc *cc, const struct cl_cc_sample *sample);
 void cl_cc_on_lost(struct cl_cc *cc, uint32_t packets);
 void cl_cc_on_pto(struct cl_cc *cc, uint32_t count); /* count: timeouts in a row */
-
-#endif

@@ -6,8 +6,7 @@
  * A cl_congestion_nic is one network interface of this host, a cl_congestion one path through it to one peer, both in
  * both directions. Their fields are private.
  */
-#ifndef CL_CONGESTION_CONGESTION_H
-#define CL_CONGESTION_CONGESTION_H
+#pragma once
 
 #include "congestion/cc.h"
 #include "congestion/class.h"
@@ -128,5 +127,3 @@ bool cl_congestion_nic_is_mixed(const struct cl_congestion_nic *nic, uint64_t no
 bool cl_congestion_nic_has_urgent(const struct cl_congestion_nic *nic, uint64_t now_us);
 struct cl_congestion_port cl_congestion_nic_port(struct cl_congestion_nic *nic, uint64_t now_us);
 struct cl_congestion_report cl_congestion_report(const struct cl_congestion *congestion);
-
-#endif

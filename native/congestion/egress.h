@@ -29,8 +29,7 @@
  * urgent ones wait as well. While a class below CL_CLASSES_URGENT is in use, the target shrinks to the packets that
  * fairness needs.
  */
-#ifndef CL_CONGESTION_EGRESS_H
-#define CL_CONGESTION_EGRESS_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -137,5 +136,3 @@ static inline double cl_egress_packet_us(const struct cl_egress *egress)
 
 /* How long the bytes sent so far still take to drain, by the pacer's account. */
 uint64_t cl_egress_backlog_us(const struct cl_egress *egress);
-
-#endif

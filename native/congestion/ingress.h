@@ -9,8 +9,7 @@
  *
  * A sender counts until this host expects nothing more from it, or nothing has come for CL_INGRESS_IDLE_US.
  */
-#ifndef CL_CONGESTION_INGRESS_H
-#define CL_CONGESTION_INGRESS_H
+#pragma once
 
 #include "congestion/active_set.h"
 
@@ -30,5 +29,3 @@ void cl_ingress_on_packet(struct cl_ingress *ingress, struct cl_active_set_membe
 
 /* The rate at which data comes in when the port is busy, in bytes per millisecond; 0: not known yet. */
 uint32_t cl_ingress_rate(const struct cl_ingress *ingress);
-
-#endif

@@ -5,8 +5,7 @@
  * they go on, and the sender undoes the cut. From then on it tolerates this share of losses, as long as it lasts. A
  * share above CL_LOSS_TRIAL_LOSS_MOST always counts as a full buffer: there a cut does not tell the two apart.
  */
-#ifndef CL_CONGESTION_LOSS_TRIAL_H
-#define CL_CONGESTION_LOSS_TRIAL_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -38,5 +37,3 @@ static inline void cl_loss_trial_count(struct cl_loss_trial *trial, uint32_t ack
 enum cl_loss_trial_verdict cl_loss_trial_judge(struct cl_loss_trial *trial, bool queued);
 /* Forgets the packets counted so far: they were sent before the cut. */
 void cl_loss_trial_skip(struct cl_loss_trial *trial);
-
-#endif

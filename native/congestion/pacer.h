@@ -6,8 +6,7 @@
  * The burst is generous on purpose (milliseconds of rate): an engine thread that shares its core wakes up late and must
  * be able to catch up; and fewer timers mean larger batches for the kernel.
  */
-#ifndef CL_CONGESTION_PACER_H
-#define CL_CONGESTION_PACER_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -31,5 +30,3 @@ uint64_t cl_pacer_ready_us(struct cl_pacer *pacer, bool urgent, uint64_t now_us)
  */
 bool cl_pacer_is_full(const struct cl_pacer *pacer);
 void cl_pacer_sent(struct cl_pacer *pacer, uint32_t bytes);
-
-#endif

@@ -6,8 +6,7 @@
  *
  * A pause ends a window without a measurement.
  */
-#ifndef CL_CONGESTION_PEAK_H
-#define CL_CONGESTION_PEAK_H
+#pragma once
 
 #include <stdint.h>
 
@@ -24,5 +23,3 @@ void cl_peak_see(struct cl_peak *peak, uint64_t bytes, uint64_t now_us);
 
 /* Bytes per second; 0: not known yet. */
 uint64_t cl_peak_rate(const struct cl_peak *peak);
-
-#endif

@@ -3,8 +3,7 @@
  * random times and of random sizes. Sizes follow web search (Alizadeh et al., "Data Center TCP", as later simulations
  * round the distribution). Each flow has a connection of its own.
  */
-#ifndef CL_FABRIC_BACKGROUND_H
-#define CL_FABRIC_BACKGROUND_H
+#pragma once
 
 #include "fabric/dctcp.h"
 
@@ -32,5 +31,3 @@ void sim_background_free(struct sim_background *background);
 /* A random size, and the mean of all sizes. */
 uint64_t sim_background_draw(struct sim_random *random);
 double sim_background_mean_bytes(void);
-
-#endif

@@ -7,8 +7,7 @@
  * losses wait for the RTO (RFC 6298, with a configurable minimum), which doubles each time. Segments are
  * numbered, and windows are counted in them. Connections are open from the start and keep their window while idle.
  */
-#ifndef CL_FABRIC_DCTCP_H
-#define CL_FABRIC_DCTCP_H
+#pragma once
 
 #include "fabric/fabric.h"
 
@@ -80,5 +79,3 @@ void sim_dctcp_free(struct sim_dctcp *dctcp);
 
 /* Opens a connection for one flow of the background, `length` bytes long. */
 void sim_dctcp_flow(struct sim_dctcp *dctcp, uint16_t from, uint16_t to, uint32_t salt, uint64_t length, void *context);
-
-#endif

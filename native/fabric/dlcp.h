@@ -6,8 +6,7 @@
  * ECN-capable, the others as ECN-capable, as on a real wire. Paths of a peer differ by their entropy, as by source
  * ports: ECMP may or may not give them different spines.
  */
-#ifndef CL_FABRIC_DLCP_H
-#define CL_FABRIC_DLCP_H
+#pragma once
 
 #include "fabric/fabric.h"
 #include "sim/driver.h"
@@ -48,5 +47,3 @@ void sim_dlcp_free(struct sim_dlcp *dlcp);
 
 /* The sum over all hosts. */
 struct cl_engine_stats sim_dlcp_stats(const struct sim_dlcp *dlcp);
-
-#endif

@@ -3,8 +3,7 @@
  * spine. All queues are at outputs. The entropy of a packet selects its spine: ECMP where all packets of a connection
  * have the same entropy, spraying where each has its own.
  */
-#ifndef CL_FABRIC_FABRIC_H
-#define CL_FABRIC_FABRIC_H
+#pragma once
 
 #include "fabric/transport.h"
 #include "sim/link.h"
@@ -46,5 +45,3 @@ struct sim_fabric_counts {
     uint64_t sent, marked, selected, overflowed, most_port_bytes;
 };
 struct sim_fabric_counts sim_fabric_count(const struct sim_fabric *fabric);
-
-#endif

@@ -4,8 +4,7 @@
  *
  * The time of a message runs from the posting of its send to the completion of its receive.
  */
-#ifndef CL_FABRIC_JOB_H
-#define CL_FABRIC_JOB_H
+#pragma once
 
 #include "fabric/transport.h"
 #include "plan/plan.h"
@@ -49,5 +48,3 @@ void sim_job_free(struct sim_job *job);
 void sim_job_call(struct sim_job *job, uint32_t rank, uint64_t at_ns);
 /* The function of sim_transport.done; the context is a struct sim_job_step. */
 void sim_job_done(void *context, uint64_t missing);
-
-#endif

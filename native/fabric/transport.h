@@ -2,8 +2,7 @@
  * Transport: an interface that carries messages from host to host over a fabric, so that different protocols can do the
  * same work. Implementations have it as their first member.
  */
-#ifndef CL_FABRIC_TRANSPORT_H
-#define CL_FABRIC_TRANSPORT_H
+#pragma once
 
 #include <stdint.h>
 
@@ -26,5 +25,3 @@ struct sim_transport {
     /* The user sets this: a send has been acknowledged, or a receive has completed, without `missing` of its bytes. */
     void (*done)(void *context, uint64_t missing);
 };
-
-#endif

@@ -2,8 +2,7 @@
  * Attack: packets that no endpoint of the conversation sent: repeated, redirected, damaged, made up. An attacker's
  * packets must be rejected; an insider seals them with the key, and then only memory safety must hold.
  */
-#ifndef CL_FUZZ_ATTACK_H
-#define CL_FUZZ_ATTACK_H
+#pragma once
 
 #include "fuzz/conversation.h"
 
@@ -12,5 +11,3 @@ void attack_redirect(struct conversation *c);
 void attack_damage(struct conversation *c, bool sealed);
 void attack_make_up(struct conversation *c, bool sealed);
 void attack_noise(struct conversation *c);
-
-#endif

@@ -9,12 +9,9 @@
  *  - without an insider every message completes with the right bytes, or its peer is lost; both sides of a partial
  *    message miss the same packets, no more than its loss bound allows.
  */
-#ifndef CL_FUZZ_COMMAND_H
-#define CL_FUZZ_COMMAND_H
+#pragma once
 
 #include "fuzz/conversation.h"
 
 /* A whole conversation. */
 void command_run(const uint8_t *input, size_t length);
-
-#endif

@@ -2,8 +2,7 @@
  * Conversation: three endpoints, the packets and messages between them, and the bytes of input that decide what happens
  * (command.h).
  */
-#ifndef CL_FUZZ_CONVERSATION_H
-#define CL_FUZZ_CONVERSATION_H
+#pragma once
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -106,5 +105,3 @@ static inline struct cl_endpoint *conversation_endpoint(const struct conversatio
 {
     return c->parties[self].driver.endpoint;
 }
-
-#endif

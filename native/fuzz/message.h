@@ -1,8 +1,7 @@
 /*
  * Messages of a conversation: their two halves, posted together or far apart, and what must hold when one completes.
  */
-#ifndef CL_FUZZ_MESSAGE_H
-#define CL_FUZZ_MESSAGE_H
+#pragma once
 
 #include "fuzz/conversation.h"
 
@@ -15,5 +14,3 @@ void message_complete(struct conversation *c, const struct cl_completion *comple
 void message_cancel(struct conversation *c, uint32_t self, uint32_t group, uint32_t sequence);
 /* Whether a half is open. */
 bool message_any_open(const struct conversation *c);
-
-#endif

@@ -5,8 +5,7 @@
  * A device rings no bell. The engine looks again after a sixteenth of the time that the first has waited, 20 us to 1
  * ms, so that it sees a gate open at most 6 % late, or 1 ms, and nothing runs while none is held.
  */
-#ifndef CL_GROUP_HELD_H
-#define CL_GROUP_HELD_H
+#pragma once
 
 #include "group/operation.h"
 
@@ -26,5 +25,3 @@ void cl_held_add(struct cl_held *held, struct cl_operation *operation);
 struct cl_operation *cl_held_next(struct cl_held *held, uint64_t now_us, uint64_t *deadline_us);
 /* Whether the gate of this operation, which may have none, is open. */
 bool cl_gate_is_open(const struct cl_operation *operation);
-
-#endif

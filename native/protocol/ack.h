@@ -14,8 +14,7 @@
  * came | refused ranges << 16. packet.signature = packets that ever came with a mark (ECN's CE), modulo CL_ACK_MARKS:
  * a lost acknowledgement takes no marks with it.
  */
-#ifndef CL_PROTOCOL_ACK_H
-#define CL_PROTOCOL_ACK_H
+#pragma once
 
 #include "protocol/packet.h"
 #include "protocol/ranges.h"
@@ -90,5 +89,3 @@ static inline uint32_t cl_ack_refused_count(const struct cl_packet *packet)
 /* next_number: the sender's next packet number on this path. False when the packet is malformed. */
 bool cl_ack_read(struct cl_ack_frame *frame, const struct cl_packet *packet, const uint8_t *payload,
                  uint64_t next_number);
-
-#endif

@@ -2,8 +2,7 @@
  * Announcements, for receives from any source: point-to-point messages that came before their receive was posted, and
  * the tags that such receives wait for.
  */
-#ifndef CL_PROTOCOL_ANNOUNCEMENTS_H
-#define CL_PROTOCOL_ANNOUNCEMENTS_H
+#pragma once
 
 #include "protocol/message.h"
 
@@ -26,5 +25,3 @@ bool cl_announcements_want(struct cl_announcements *announcements, uint32_t grou
 bool cl_announcements_unwant(struct cl_announcements *announcements, uint32_t group, uint32_t tag);
 bool cl_announcements_wants(const struct cl_announcements *announcements, uint32_t group, uint32_t tag);
 void cl_announcements_free(struct cl_announcements *announcements);
-
-#endif

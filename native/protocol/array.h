@@ -1,8 +1,7 @@
 /*
  * Array: a list on the heap with a capacity, to which elements are added.
  */
-#ifndef CL_PROTOCOL_ARRAY_H
-#define CL_PROTOCOL_ARRAY_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -25,5 +24,3 @@ static inline bool cl_array_reserve(void *list, uint32_t count, uint32_t *capaci
     *capacity = larger;
     return true;
 }
-
-#endif

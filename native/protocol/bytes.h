@@ -1,6 +1,5 @@
 /* Bytes: numbers of packets in memory, little-endian at any address. */
-#ifndef CL_PROTOCOL_BYTES_H
-#define CL_PROTOCOL_BYTES_H
+#pragma once
 
 #include <stdint.h>
 
@@ -30,5 +29,3 @@ static inline void cl_store_u32(uint8_t *p, uint32_t value)
     cl_store_u16(p, value);
     cl_store_u16(p + 2, value >> 16);
 }
-
-#endif

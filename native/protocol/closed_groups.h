@@ -3,8 +3,7 @@
  * may still come for them. Beyond CL_CLOSED_GROUPS_MAX groups the oldest are forgotten. There is always memory: groups
  * end for want of it.
  */
-#ifndef CL_PROTOCOL_CLOSED_GROUPS_H
-#define CL_PROTOCOL_CLOSED_GROUPS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -31,5 +30,3 @@ const struct cl_closed_group *cl_closed_groups_find(const struct cl_closed_group
 void cl_closed_groups_report(struct cl_closed_groups *closed, uint32_t group);
 /* The groups come in the order in which they were added. */
 bool cl_closed_groups_next_report(struct cl_closed_groups *closed, struct cl_closed_group *group);
-
-#endif

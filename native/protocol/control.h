@@ -3,8 +3,7 @@
  * packets are queued once. A packet that was sent lives in cl_sent until it is acknowledged; a lost one is queued
  * again.
  */
-#ifndef CL_PROTOCOL_CONTROL_H
-#define CL_PROTOCOL_CONTROL_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -69,5 +68,3 @@ bool cl_controls_push(struct cl_controls *controls, uint8_t kind, const struct c
 /* Takes the first one out; false when there is none. */
 bool cl_controls_pop(struct cl_controls *controls, struct cl_control_entry *entry);
 void cl_controls_free(struct cl_controls *controls);
-
-#endif

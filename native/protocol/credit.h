@@ -15,8 +15,7 @@
  * Messages of one packet and point-to-point messages need no credit: a REQUEST costs a packet, too, and a receive from
  * any source waits for the first packet.
  */
-#ifndef CL_PROTOCOL_CREDIT_H
-#define CL_PROTOCOL_CREDIT_H
+#pragma once
 
 #include "protocol/message.h"
 
@@ -46,5 +45,3 @@ void cl_credit_arrived(struct cl_endpoint *endpoint, struct cl_receive *receive,
 void cl_credit_leave(struct cl_endpoint *endpoint, struct cl_receive *receive);
 /* The timer fired: writes off what stalled senders owe. */
 void cl_credit_expire(struct cl_endpoint *endpoint, uint64_t now_us);
-
-#endif

@@ -1,6 +1,5 @@
 /* Datagram: one datagram on its way from the endpoint to the wire. */
-#ifndef CL_PROTOCOL_DATAGRAM_H
-#define CL_PROTOCOL_DATAGRAM_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -24,5 +23,3 @@ struct cl_datagram {
     uint32_t generation;              /* the message has ended if its own is another */
     uint8_t head[CL_HEAD_BYTES_MAX];
 };
-
-#endif

@@ -1,6 +1,5 @@
 /* Ending: the part of the endpoint that ends operations, groups and peers whose messages are not complete. */
-#ifndef CL_PROTOCOL_ENDING_H
-#define CL_PROTOCOL_ENDING_H
+#pragma once
 
 #include <stddef.h>
 
@@ -26,5 +25,3 @@ bool cl_endpoint_next_abort(struct cl_endpoint *endpoint, struct cl_closed_group
  * outstanding messages: after 1.1 peer_timeout_us without any packet from it, or 2.2 without an acknowledgement
  * (cl_peer_lost_us). */
 void cl_endpoint_peer_lost(struct cl_endpoint *endpoint, uint16_t peer);
-
-#endif

@@ -22,8 +22,7 @@
  * A partial message (struct cl_qos, loss_bound > 0) may end without some of its packets: see partial.h. Both sides then
  * complete with the same list of missing ranges.
  */
-#ifndef CL_PROTOCOL_ENDPOINT_H
-#define CL_PROTOCOL_ENDPOINT_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -129,5 +128,3 @@ const struct cl_engine_stats *cl_endpoint_stats(const struct cl_endpoint *endpoi
  * unknown peer. */
 int cl_endpoint_read_paths(const struct cl_endpoint *endpoint, uint16_t peer, struct cl_path_stats *paths,
                            uint32_t capacity);
-
-#endif

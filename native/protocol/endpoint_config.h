@@ -1,6 +1,5 @@
 /* Endpoint configuration: the process, its job and its limits. */
-#ifndef CL_PROTOCOL_ENDPOINT_CONFIG_H
-#define CL_PROTOCOL_ENDPOINT_CONFIG_H
+#pragma once
 
 #include "commlayer.h"
 
@@ -17,5 +16,3 @@ struct cl_endpoint_config {
     uint64_t credit_bytes;         /* on their way to this process at most, as it grants them: see credit.h; 0: any */
     size_t unexpected_limit_bytes; /* limit of the memory for packets that came before their receive was posted */
 };
-
-#endif

@@ -1,6 +1,5 @@
 /* Endpoint state: the nouns of which an endpoint consists. Private to the parts of the endpoint. */
-#ifndef CL_PROTOCOL_ENDPOINT_STATE_H
-#define CL_PROTOCOL_ENDPOINT_STATE_H
+#pragma once
 
 #include "protocol/announcements.h"
 #include "protocol/closed_groups.h"
@@ -55,5 +54,3 @@ static inline void cl_endpoint_arm(struct cl_endpoint *endpoint, struct cl_peer 
 {
     cl_timers_arm(&endpoint->timers, &peer->timer, deadline_us);
 }
-
-#endif

@@ -4,8 +4,7 @@
  * The receiver puts the whole together and takes it like any other; the acknowledgement and the loss of a packet are
  * those of the whole.
  */
-#ifndef CL_PROTOCOL_FRAGMENTS_H
-#define CL_PROTOCOL_FRAGMENTS_H
+#pragma once
 
 #include "protocol/ranges.h"
 
@@ -37,5 +36,3 @@ uint32_t cl_fragments_count(uint32_t length, uint32_t limit);
 const struct cl_whole *cl_fragments_put(struct cl_fragments *fragments, uint64_t number, uint32_t length,
                                         struct cl_range place, const uint8_t *bytes, bool marked);
 void cl_fragments_free(struct cl_fragments *fragments);
-
-#endif

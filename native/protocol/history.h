@@ -10,8 +10,7 @@
  * are posted in order, so the number of posted receives is enough: messages with a lower index are finished, unless
  * they are still in the endpoint's table.
  */
-#ifndef CL_PROTOCOL_HISTORY_H
-#define CL_PROTOCOL_HISTORY_H
+#pragma once
 
 #include "protocol/message_id.h"
 #include "protocol/ranges.h"
@@ -43,5 +42,3 @@ bool cl_history_add_posted(struct cl_history *history, const struct cl_message_i
 uint32_t cl_history_next_index(const struct cl_history *history, uint32_t group, uint32_t tag);
 void cl_history_drop_group(struct cl_history *history, uint32_t group);
 void cl_history_free(struct cl_history *history);
-
-#endif

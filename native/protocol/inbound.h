@@ -1,6 +1,5 @@
 /* Inbound: the part of the endpoint that takes datagrams in. */
-#ifndef CL_PROTOCOL_INBOUND_H
-#define CL_PROTOCOL_INBOUND_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -18,5 +17,3 @@ void cl_endpoint_receive(struct cl_endpoint *endpoint, const uint8_t *bytes, siz
 /* The fewest packets that all receives from a peer together lacked, of peers from which packets came since the last
  * call; UINT64_MAX: there is none. The peer's link idles when these receives end. */
 uint64_t cl_endpoint_lacking(struct cl_endpoint *endpoint);
-
-#endif

@@ -2,8 +2,7 @@
  * Index: finds things by a number that is made of their name. The things hold their places in it; a thing is in one
  * index at most per place. Things with equal numbers are found one after another, the latest first.
  */
-#ifndef CL_PROTOCOL_INDEX_H
-#define CL_PROTOCOL_INDEX_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -49,5 +48,3 @@ struct cl_index_place *cl_index_next(const struct cl_index_place *place);
 /* The most places that a search may have to look at: for tests. */
 uint32_t cl_index_longest(const struct cl_index *index);
 void cl_index_free(struct cl_index *index);
-
-#endif

@@ -6,8 +6,7 @@
  * sender that has no turn at one receiver for long may have none at any, and its link idles. So as many take turns as
  * this process has sends that need credit, and at least TURNS_LEAST.
  */
-#ifndef CL_PROTOCOL_LEDGER_H
-#define CL_PROTOCOL_LEDGER_H
+#pragma once
 
 #include "protocol/message.h"
 #include "protocol/timers.h"
@@ -25,5 +24,3 @@ void cl_ledger_add(struct cl_ledger *ledger, struct cl_receive *receive);
 void cl_ledger_remove(struct cl_ledger *ledger, struct cl_receive *receive);
 /* It was granted something: the others have their turn. */
 void cl_ledger_pass_turn(struct cl_ledger *ledger, struct cl_receive *receive);
-
-#endif

@@ -8,8 +8,7 @@
  * acknowledgement comes at all, a probe timeout (PTO) fires. It declares nothing lost but sends a probe: a receiver
  * that was not scheduled for some milliseconds costs one packet.
  */
-#ifndef CL_PROTOCOL_LOSS_H
-#define CL_PROTOCOL_LOSS_H
+#pragma once
 
 #include "protocol/ack.h"
 #include "protocol/rtt.h"
@@ -55,5 +54,3 @@ void cl_loss_on_frame(struct cl_loss *loss, const struct cl_ack_frame *frame, cl
 
 /* The time when the PTO fires; UINT64_MAX when nothing but PINGs is in flight. */
 uint64_t cl_loss_pto_us(const struct cl_loss *loss, const struct cl_sent *sent, const struct cl_rtt *rtt);
-
-#endif

@@ -6,8 +6,7 @@
  * it has arrived at the receiver. The sender knows this from acknowledgements. packet_bytes is the payload of the
  * peer's full packets or, for a message of encoded values, the whole blocks that fit into it.
  */
-#ifndef CL_PROTOCOL_MESSAGE_H
-#define CL_PROTOCOL_MESSAGE_H
+#pragma once
 
 #include "protocol/index.h"
 #include "protocol/message_id.h"
@@ -195,5 +194,3 @@ static inline bool cl_send_sendable(const struct cl_send *send)
 {
     return cl_send_unsent(send) && (send->lost.count > 0 || send->next_packet < send->granted);
 }
-
-#endif

@@ -1,6 +1,5 @@
 /* Message id: the name of a message between two peers. */
-#ifndef CL_PROTOCOL_MESSAGE_ID_H
-#define CL_PROTOCOL_MESSAGE_ID_H
+#pragma once
 
 #include <stdint.h>
 
@@ -11,5 +10,3 @@ struct cl_message_id {
     uint32_t sequence; /* the operation within the group; point-to-point: the tag */
     uint32_t index;    /* counts messages of the operation or tag per (sender, receiver) pair */
 };
-
-#endif

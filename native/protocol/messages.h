@@ -1,6 +1,5 @@
 /* Messages: the changes to messages that all parts of the endpoint make: queue, complete, discard. */
-#ifndef CL_PROTOCOL_MESSAGES_H
-#define CL_PROTOCOL_MESSAGES_H
+#pragma once
 
 #include "protocol/endpoint_state.h"
 
@@ -15,5 +14,3 @@ bool cl_messages_give_back(struct cl_endpoint *endpoint, struct cl_send *send, u
 void cl_messages_requeue(struct cl_endpoint *endpoint, struct cl_send *send, bool first);
 /* A receive and its sender's message differ: tells the sender, and completes the receive with CL_EMISMATCH. */
 void cl_messages_mismatch(struct cl_endpoint *endpoint, struct cl_receive *receive);
-
-#endif

@@ -9,8 +9,7 @@
  * path may have been down for a moment. A search that starts by mistake ends with its first PING, which has the full
  * size.
  */
-#ifndef CL_PROTOCOL_MTU_H
-#define CL_PROTOCOL_MTU_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -60,5 +59,3 @@ uint32_t cl_mtu_probe(struct cl_mtu *mtu, uint64_t wait_us, uint64_t now_us);
 void cl_mtu_postpone(struct cl_mtu *mtu, uint64_t next_us);
 /* Traffic begins anew: so does a search that had to wait for it. */
 void cl_mtu_resume(struct cl_mtu *mtu, uint64_t now_us);
-
-#endif

@@ -1,6 +1,5 @@
 /* NICs: the network interfaces of this process, in both directions, with the timer of their pacers. */
-#ifndef CL_PROTOCOL_NICS_H
-#define CL_PROTOCOL_NICS_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -24,5 +23,3 @@ struct cl_nics {
 uint64_t cl_nics_ready_us(struct cl_nics *nics, uint8_t class, uint64_t now_us);
 /* Whether urgent packets left through an interface a moment ago. */
 bool cl_nics_have_urgent(const struct cl_nics *nics, uint64_t now_us);
-
-#endif

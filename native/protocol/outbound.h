@@ -1,6 +1,5 @@
 /* Outbound: the part of the endpoint that fills datagrams. */
-#ifndef CL_PROTOCOL_OUTBOUND_H
-#define CL_PROTOCOL_OUTBOUND_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -22,5 +21,3 @@ void cl_endpoint_release_port(struct cl_endpoint *endpoint, uint32_t port);
 uint64_t cl_endpoint_full_ports(const struct cl_endpoint *endpoint);
 /* Whether urgent packets leave beside others, or did a moment ago: then the caller should not make them wait. */
 bool cl_endpoint_has_urgent(const struct cl_endpoint *endpoint, uint64_t now_us);
-
-#endif

@@ -3,8 +3,7 @@
  * port has room again, if they are still in flight: a packet that was declared lost meanwhile has been sent again, and
  * the memory of a message that has ended belongs to somebody else.
  */
-#ifndef CL_PROTOCOL_OUTBOX_H
-#define CL_PROTOCOL_OUTBOX_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -34,5 +33,3 @@ void cl_outbox_release(struct cl_outbox *outbox, uint32_t port);
  * only if all of them fit into `room`: if the port is full again, they are kept again in the same order. */
 const struct cl_datagram *cl_outbox_take(struct cl_outbox *outbox, size_t room);
 void cl_outbox_free(struct cl_outbox *outbox);
-
-#endif

@@ -2,8 +2,7 @@
  * Outcome: applies the fate of packets that this process sent (acknowledged, late, refused, lost) to their messages and
  * control packets.
  */
-#ifndef CL_PROTOCOL_OUTCOME_H
-#define CL_PROTOCOL_OUTCOME_H
+#pragma once
 
 #include "protocol/endpoint_state.h"
 
@@ -15,5 +14,3 @@ struct cl_outcome {
 
 /* The callbacks for a path of the peer; valid as long as `outcome`. */
 struct cl_path_callbacks cl_outcome_callbacks(struct cl_outcome *outcome);
-
-#endif

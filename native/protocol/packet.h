@@ -27,8 +27,7 @@
  *   FRAGMENT  a part of the packet with this number, header included: offset = where it begins, index = length of the
  *             whole: see fragments.h
  */
-#ifndef CL_PROTOCOL_PACKET_H
-#define CL_PROTOCOL_PACKET_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -140,5 +139,3 @@ static inline uint64_t cl_packet_number(uint64_t near, uint32_t low)
     int64_t distance = (int32_t)(low - (uint32_t)near);
     return distance < 0 && (uint64_t)-distance > near ? low : near + (uint64_t)distance;
 }
-
-#endif

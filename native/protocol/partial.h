@@ -23,8 +23,7 @@
  * A PROBE carries {u32 number of protected packets, u32 loss budget}. The receiver waits for that many protected
  * packets; another budget than its own is a mismatch. TAIL is set only when the protected packets are acknowledged.
  */
-#ifndef CL_PROTOCOL_PARTIAL_H
-#define CL_PROTOCOL_PARTIAL_H
+#pragma once
 
 #include "protocol/endpoint_state.h"
 #include "protocol/packet.h"
@@ -84,5 +83,3 @@ void cl_partial_service(struct cl_endpoint *endpoint, struct cl_peer *peer, uint
  * packet is not needed any more. */
 int cl_partial_write(const struct cl_endpoint *endpoint, const struct cl_peer *peer, uint8_t kind,
                      const struct cl_control *control, uint8_t *payload);
-
-#endif

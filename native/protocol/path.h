@@ -1,8 +1,7 @@
 /*
  * Path: one way to one peer, in both directions: the packets sent over it with their fate, and the packets that came.
  */
-#ifndef CL_PROTOCOL_PATH_H
-#define CL_PROTOCOL_PATH_H
+#pragma once
 
 #include "congestion/congestion.h"
 #include "protocol/ack.h"
@@ -93,5 +92,3 @@ void cl_path_read(const struct cl_path *path, struct cl_path_stats *stats);
 
 /* The earliest of this path's timers; UINT64_MAX: none. */
 uint64_t cl_path_deadline_us(const struct cl_path *path);
-
-#endif

@@ -2,8 +2,7 @@
  * Peer: another process: its paths, its finished messages, the control packets that wait for it, and whether it is
  * alive.
  */
-#ifndef CL_PROTOCOL_PEER_H
-#define CL_PROTOCOL_PEER_H
+#pragma once
 
 #include "protocol/control.h"
 #include "protocol/history.h"
@@ -114,5 +113,3 @@ uint64_t cl_peer_lost_us(const struct cl_peer *peer);
 
 /* The earliest of the peer's timers; UINT64_MAX: none. */
 uint64_t cl_peer_deadline_us(const struct cl_peer *peer);
-
-#endif

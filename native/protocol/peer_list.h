@@ -2,8 +2,7 @@
  * Peer list: all peers of an endpoint by id, the list of the urgent ones, which have something to send before any data
  * (an acknowledgement, a control packet, a probe or a PING), and the list of those that wait for an interface.
  */
-#ifndef CL_PROTOCOL_PEER_LIST_H
-#define CL_PROTOCOL_PEER_LIST_H
+#pragma once
 
 #include "protocol/peer.h"
 
@@ -36,5 +35,3 @@ void cl_peer_list_wait(struct cl_peer_list *peers, struct cl_peer *peer);
 struct cl_peer *cl_peer_list_release(struct cl_peer_list *peers);
 /* Queues a control packet to the peer. False when there is no memory. */
 bool cl_peer_list_tell(struct cl_peer_list *peers, struct cl_peer *peer, uint8_t kind, struct cl_control control);
-
-#endif

@@ -1,6 +1,5 @@
 /* Placement: delivers the payload of posted receives to their sinks, each byte once. */
-#ifndef CL_PROTOCOL_PLACEMENT_H
-#define CL_PROTOCOL_PLACEMENT_H
+#pragma once
 
 #include "protocol/endpoint_state.h"
 #include "protocol/packet.h"
@@ -13,5 +12,3 @@ enum cl_placed cl_placement_put(struct cl_endpoint *endpoint, struct cl_receive 
                                 uint32_t offset, const uint8_t *payload, uint16_t length, uint64_t now_us);
 /* Places the unexpected packets of a message that was just posted. False when that ended the message. */
 bool cl_placement_replay(struct cl_endpoint *endpoint, struct cl_receive *receive, uint64_t now_us);
-
-#endif

@@ -9,8 +9,7 @@
  * tokens) has no turns until it is unblocked: it costs nothing and delays nobody. A class may be blocked while more
  * urgent classes of the same peer are not.
  */
-#ifndef CL_PROTOCOL_QUEUE_H
-#define CL_PROTOCOL_QUEUE_H
+#pragma once
 
 #include "congestion/class.h"
 #include "protocol/message.h"
@@ -70,5 +69,3 @@ void cl_queue_give_turn(struct cl_queue *queue, struct cl_queue_node *node, uint
 /* Blocks the peer's messages of this class and of all less urgent ones. */
 void cl_queue_block(struct cl_queue *queue, struct cl_queue_node *node, uint8_t class);
 void cl_queue_unblock(struct cl_queue *queue, struct cl_queue_node *node);
-
-#endif

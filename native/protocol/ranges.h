@@ -2,8 +2,7 @@
  * Ranges: a set of integers kept as sorted, disjoint, non-adjacent half-open ranges. Made for sets that are nearly
  * contiguous and grow at the top: adding there is O(1), elsewhere O(count). A zeroed struct is the empty set.
  */
-#ifndef CL_PROTOCOL_RANGES_H
-#define CL_PROTOCOL_RANGES_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -28,5 +27,3 @@ static inline void cl_ranges_clear(struct cl_ranges *ranges)
     ranges->count = 0;
 }
 void cl_ranges_free(struct cl_ranges *ranges);
-
-#endif

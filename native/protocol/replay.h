@@ -7,8 +7,7 @@
  * more than CL_REPLAY_AHEAD_MAX ahead is admitted only after another one shortly before it: a path may have been down
  * for days while its sender went on.
  */
-#ifndef CL_PROTOCOL_REPLAY_H
-#define CL_PROTOCOL_REPLAY_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -30,5 +29,3 @@ bool cl_replay_seen(const struct cl_replay *replay, uint64_t number);
 bool cl_replay_admit(struct cl_replay *replay, uint64_t number);
 /* Whether a number that nobody vouches for is not too far ahead. */
 bool cl_replay_near(struct cl_replay *replay, uint64_t number);
-
-#endif

@@ -6,8 +6,7 @@
  * An incarnation is that number of a pair of processes: 0 at first. The two ends agree on it outside of the protocol
  * (commlayer/transport/incarnation.py).
  */
-#ifndef CL_PROTOCOL_REVIVAL_H
-#define CL_PROTOCOL_REVIVAL_H
+#pragma once
 
 #include <stdint.h>
 
@@ -20,5 +19,3 @@ int cl_endpoint_revive_peer(struct cl_endpoint *endpoint, uint16_t peer, uint32_
 
 /* CL_OK, CL_EPEERLOST when the peer is lost in this incarnation, or CL_EINVAL for an unknown one. */
 int cl_endpoint_incarnation(const struct cl_endpoint *endpoint, uint16_t peer, uint32_t *incarnation);
-
-#endif

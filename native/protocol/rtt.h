@@ -8,8 +8,7 @@
  *     acknowledgement's way back, and the clocks' offset cancels out; and
  *   - the round trip without host delay, above its minimum: it does not see the clocks' drift.
  */
-#ifndef CL_PROTOCOL_RTT_H
-#define CL_PROTOCOL_RTT_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -48,5 +47,3 @@ uint32_t cl_rtt_base_us(const struct cl_rtt *rtt);
 
 /* Updates the minimum with `value` at `now_us` and returns it. */
 int64_t cl_minimum_update(struct cl_minimum *minimum, int64_t value, uint64_t now_us);
-
-#endif

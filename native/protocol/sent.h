@@ -4,8 +4,7 @@
  *
  * A ring indexed by number: it covers [low, next), where `low` is the lowest packet still in flight.
  */
-#ifndef CL_PROTOCOL_SENT_H
-#define CL_PROTOCOL_SENT_H
+#pragma once
 
 #include "congestion/congestion.h"
 #include "protocol/control.h"
@@ -49,5 +48,3 @@ struct cl_sent_packet *cl_sent_find(const struct cl_sent *sent, uint64_t number)
 void cl_sent_remove(struct cl_sent *sent, uint64_t number);
 /* Forgets everything in flight, and frees the memory. The numbers go on: one used twice would be taken for a replay. */
 void cl_sent_free(struct cl_sent *sent);
-
-#endif

@@ -6,8 +6,7 @@
  * A signature has 12 bits, as the header has no room for more. It depends on all earlier ones (see cl_group_order in
  * group.c): if two calls that differ have equal signatures, once in 4095 times, the next operation shows it.
  */
-#ifndef CL_PROTOCOL_SIGNATURES_H
-#define CL_PROTOCOL_SIGNATURES_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -43,5 +42,3 @@ static inline bool cl_signatures_differ(uint16_t one, uint16_t other)
 {
     return one != other && one != 0 && other != 0;
 }
-
-#endif

@@ -1,6 +1,5 @@
 /* Sink: the destination of a received message. */
-#ifndef CL_PROTOCOL_SINK_H
-#define CL_PROTOCOL_SINK_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -13,5 +12,3 @@ struct cl_sink {
     cl_deliver_fn deliver; /* NULL: memcpy */
     void *argument;
 };
-
-#endif

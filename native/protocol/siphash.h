@@ -6,8 +6,7 @@
  * The input comes in pieces: begin, then words or bytes, then end or finish. What every packet needs is inline, so that
  * the state stays in registers.
  */
-#ifndef CL_PROTOCOL_SIPHASH_H
-#define CL_PROTOCOL_SIPHASH_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -79,5 +78,3 @@ static inline uint64_t cl_siphash_finish(struct cl_siphash *hash, uint64_t rest)
 
 /* Adds the last piece, of any length, and returns the result. */
 uint64_t cl_siphash_end(struct cl_siphash *hash, const uint8_t *bytes, size_t length);
-
-#endif

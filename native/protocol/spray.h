@@ -2,8 +2,7 @@
  * Spray: chooses the path of the next packet: of the paths with room, the one over which it should arrive first. A path
  * whose port is full has none. A paused path is used only while no other one lives.
  */
-#ifndef CL_PROTOCOL_SPRAY_H
-#define CL_PROTOCOL_SPRAY_H
+#pragma once
 
 #include "protocol/path.h"
 
@@ -28,5 +27,3 @@ struct cl_path *cl_spray_through(struct cl_path *paths, uint32_t count, const st
 /* The live path with the shortest round trip, for small urgent packets; a dead one only if none lives. NULL: the
  * ports of all live paths are full. */
 struct cl_path *cl_spray_fastest(struct cl_path *paths, uint32_t count);
-
-#endif

@@ -2,8 +2,7 @@
  * Stop: a receiver's record of a message that it ended before all packets had come: which packets it counted. It lasts
  * until the sender knows. STOP packets are written from it, and late packets are recognised by it.
  */
-#ifndef CL_PROTOCOL_STOP_H
-#define CL_PROTOCOL_STOP_H
+#pragma once
 
 #include "protocol/message.h"
 
@@ -52,5 +51,3 @@ static inline uint32_t cl_stop_bytes(uint32_t packet_count, uint32_t part, uint3
 }
 
 void cl_stop_write(const struct cl_stop *stop, uint32_t first, uint8_t *payload);
-
-#endif

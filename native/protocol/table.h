@@ -5,8 +5,7 @@
  * A message leaves the table when it completes, and its struct is reused later: pointers stay valid memory until
  * cl_table_free, and the generation tells whether they still mean the same message.
  */
-#ifndef CL_PROTOCOL_TABLE_H
-#define CL_PROTOCOL_TABLE_H
+#pragma once
 
 #include "protocol/message.h"
 
@@ -36,5 +35,3 @@ void cl_table_recycle(struct cl_table *table, struct cl_message *message);
 /* Calls visit for each message in the table; visit may remove the one it is given. */
 void cl_table_each(struct cl_table *table, void (*visit)(struct cl_message *message, void *argument), void *argument);
 void cl_table_free(struct cl_table *table);
-
-#endif

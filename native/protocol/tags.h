@@ -5,8 +5,7 @@
  * runs; tags that rise by one with every message stay a single run. Only tags with unused tags between them cost memory
  * for good, 12 bytes each.
  */
-#ifndef CL_PROTOCOL_TAGS_H
-#define CL_PROTOCOL_TAGS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -25,5 +24,3 @@ uint32_t cl_tags_messages(const struct cl_tags *tags, uint32_t tag);
 /* False, and nothing changed, when there is no memory. */
 bool cl_tags_add(struct cl_tags *tags, uint32_t tag, uint32_t messages);
 void cl_tags_free(struct cl_tags *tags);
-
-#endif

@@ -2,8 +2,7 @@
  * Timers: a binary heap of deadlines. A timer may go off early: its owner then checks what is due and arms it again. So
  * postponing a deadline, which happens with every packet, costs nothing.
  */
-#ifndef CL_PROTOCOL_TIMERS_H
-#define CL_PROTOCOL_TIMERS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -28,5 +27,3 @@ uint64_t cl_timers_first_us(const struct cl_timers *timers);
 /* Disarms and returns the first timer if it is due. */
 struct cl_timer *cl_timers_pop(struct cl_timers *timers, uint64_t now_us);
 void cl_timers_free(struct cl_timers *timers);
-
-#endif

@@ -2,8 +2,7 @@
  * Unexpected packets: copies of packets that came before their receive was posted, with a limit on their bytes over all
  * messages. Each message has its chain of them, in order of arrival.
  */
-#ifndef CL_PROTOCOL_UNEXPECTED_H
-#define CL_PROTOCOL_UNEXPECTED_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -39,5 +38,3 @@ bool cl_unexpected_put(struct cl_unexpected *unexpected, struct cl_unexpected_ch
 struct cl_unexpected_packet *cl_unexpected_take(struct cl_unexpected_chain *chain);
 void cl_unexpected_release(struct cl_unexpected *unexpected, struct cl_unexpected_packet *packet);
 void cl_unexpected_drop(struct cl_unexpected *unexpected, struct cl_unexpected_chain *chain);
-
-#endif

@@ -1,6 +1,5 @@
 /* Upkeep: the part of the endpoint that acts when time has passed: silent paths and peers, held messages. */
-#ifndef CL_PROTOCOL_UPKEEP_H
-#define CL_PROTOCOL_UPKEEP_H
+#pragma once
 
 #include <stdint.h>
 
@@ -11,5 +10,3 @@ uint64_t cl_endpoint_next_timeout(const struct cl_endpoint *endpoint); /* UINT64
 void cl_endpoint_timeout(struct cl_endpoint *endpoint, uint64_t now_us);
 /* Something waits for a peer that was idle. Its silence begins now: so far it may have had no reason to send. */
 void cl_endpoint_activate(struct cl_endpoint *endpoint, struct cl_peer *peer, uint64_t now_us);
-
-#endif

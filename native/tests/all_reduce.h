@@ -2,8 +2,7 @@
  * All-reduces of four hosts in virtual time: the production engine runs the plan of plans/direct.py, cut into segments
  * as by default.
  */
-#ifndef CL_TESTS_ALL_REDUCE_H
-#define CL_TESTS_ALL_REDUCE_H
+#pragma once
 
 #include "plan/executor.h"
 #include "tests/check.h"
@@ -180,5 +179,3 @@ static inline void shards_without_host_1(uint32_t *lengths)
     lengths[1] = 0;
     lengths[2] = lengths[3] = THIRD;
 }
-
-#endif

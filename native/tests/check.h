@@ -2,8 +2,7 @@
  * Check: the C test framework. A failed check prints its place and lets the test go on. The counter is atomic, so
  * checks may run on any thread. A test program has the main of main.c, or a main of its own that calls check_run.
  */
-#ifndef CL_TESTS_CHECK_H
-#define CL_TESTS_CHECK_H
+#pragma once
 
 #include <stdatomic.h>
 #include <stdio.h>
@@ -51,5 +50,3 @@ struct check_test {
 void check_add(struct check_test *test);
 /* Runs all tests; returns the exit status: 0 when there are tests and every check held, else 1. */
 int check_run(void);
-
-#endif

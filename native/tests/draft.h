@@ -2,8 +2,7 @@
  * Draft: plans written by hand in tests. Steps are added in any order, with the steps they wait for; the counts and
  * the successor array follow from that.
  */
-#ifndef CL_TESTS_DRAFT_H
-#define CL_TESTS_DRAFT_H
+#pragma once
 
 #include <stddef.h>
 
@@ -123,5 +122,3 @@ static inline cl_plan *draft_host_exchange(uint32_t rank, uint32_t world_size, u
     }
     return draft_finish(&draft);
 }
-
-#endif

@@ -1,6 +1,5 @@
 /* Inbox: numbered datagrams for tests of wires, and those that have come. */
-#ifndef CL_TESTS_INBOX_H
-#define CL_TESTS_INBOX_H
+#pragma once
 
 #include <string.h>
 
@@ -55,5 +54,3 @@ static inline void check_inbox(const struct inbox *inbox, const struct cl_wire_d
         CHECK_EQ(inbox->last[i], sent[i].head[0]);
     }
 }
-
-#endif

@@ -3,8 +3,7 @@
  * per endpoint, one interface per path. Tests set rates, buffers, noise and failures on the links. Deterministic: a
  * seed determines a run.
  */
-#ifndef CL_TESTS_NETWORK_H
-#define CL_TESTS_NETWORK_H
+#pragma once
 
 #include <stdlib.h>
 #include <string.h>
@@ -102,5 +101,3 @@ struct sim_datagram *network_datagram(struct network *network, uint32_t from, co
 bool network_sees(const struct network *network, uint32_t host, uint16_t peer);
 /* Packets lost for want of room in a buffer. */
 uint64_t network_overflows(const struct network *network);
-
-#endif

@@ -2,8 +2,7 @@
  * Partial transfer: a message that may lose packets, over network.h. Both ends must report the same missing ranges,
  * within the loss bound, and all other bytes must arrive exactly once.
  */
-#ifndef CL_TESTS_PARTIAL_TRANSFER_H
-#define CL_TESTS_PARTIAL_TRANSFER_H
+#pragma once
 
 #include "protocol/partial.h"
 #include "tests/check.h"
@@ -170,5 +169,3 @@ static inline const struct cl_engine_stats *stats(const struct network *network,
 {
     return cl_endpoint_stats(network->hosts[host].endpoint);
 }
-
-#endif

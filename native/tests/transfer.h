@@ -1,8 +1,7 @@
 /*
  * Transfer: one message over network.h with a pattern of bytes that shows a missing, misplaced or repeated byte.
  */
-#ifndef CL_TESTS_TRANSFER_H
-#define CL_TESTS_TRANSFER_H
+#pragma once
 
 #include "tests/check.h"
 #include "tests/network.h"
@@ -89,5 +88,3 @@ static inline uint64_t network_failures(const struct network *network)
         failures += network->hosts[i].failed;
     return failures;
 }
-
-#endif

@@ -2,8 +2,7 @@
  * A job whose ranks are engines of this process: a world of engines, teams (one group over all of them) and jobs, which
  * are threads that call collectives on a team. Tests of the engine use it.
  */
-#ifndef CL_TESTS_WORLD_H
-#define CL_TESTS_WORLD_H
+#pragma once
 
 #include <pthread.h>
 #include <stdlib.h>
@@ -278,5 +277,3 @@ static inline void run_jobs(struct job *jobs, size_t count)
     for (size_t i = 0; i < count; i++)
         pthread_join(jobs[i].thread, NULL);
 }
-
-#endif
