@@ -187,21 +187,27 @@ void cl_group_complete(const struct cl_completion *completion)
     cl_group_fail(group, completion->status, rank_of(group, completion->peer));
 }
 
+/* Whether the group has failed, here or on another rank of this host. */
+static int heard(struct cl_group *group)
+{
+    uint32_t culprit;
+    int aborted = group->io.aborted(group->io.context, &culprit);
+    if (aborted != CL_OK)
+        cl_group_hear(group, aborted, culprit);
+    return atomic_load(&group->status);
+}
+
 int cl_group_check_wait(struct cl_group *group, uint32_t class, uint32_t index, uint32_t value, uint64_t now_us,
                         uint64_t deadline_us)
 {
     int status = atomic_load(&group->status);
-    if (status != CL_OK)
+    if (status == CL_OK)
+        status = heard(group);
+    if (status != CL_OK || index == UINT32_MAX)
         return status;
-    uint32_t culprit;
-    int aborted = group->io.aborted(group->io.context, &culprit);
-    if (aborted != CL_OK) {
-        cl_group_hear(group, aborted, culprit);
-        return atomic_load(&group->status);
-    }
-    if (index == UINT32_MAX)
-        return CL_OK;
     status = cl_host_queues_doubt(&group->host_queues, class, index, value, now_us);
+    if (status == CL_EPEERLOST && heard(group) != CL_OK) /* a rank that leaves aborts the group just before */
+        return atomic_load(&group->status);
     if (status == CL_OK && now_us >= deadline_us)
         status = CL_ETIMEDOUT;
     if (status != CL_OK)

@@ -109,6 +109,25 @@ static void start(struct cl_group *group, struct cl_operation *operation, uint8_
     cl_groups_take(operation);
 }
 
+/* The rank of this member aborts its group and leaves, while another rank looks whether it is there. */
+static bool leaves_now(void *context, uint32_t index, uint64_t now_us)
+{
+    const struct sim_member *member = context;
+    (void)now_us;
+    member->host->aborted = CL_EABORTED;
+    member->host->culprit = index;
+    return true;
+}
+
+TEST(test_a_rank_that_aborts_and_leaves_is_not_lost)
+{
+    open_town();
+    struct cl_group *group = &town->members[0][0].group;
+    group->io.is_gone = leaves_now;
+    CHECK_EQ(cl_group_check_wait(group, 4, 1, 1, 0, UINT64_MAX), CL_EABORTED);
+    close_town();
+}
+
 TEST(test_idle_groups_are_not_visited)
 {
     open_town();
