@@ -151,9 +151,21 @@ static bool is_mismatched(const struct sim_world *world, uint32_t call)
     return false;
 }
 
-static bool may_fail_with(const struct sim_scenario *scenario, const struct sim_call *call, int status)
+/* Whether the rank that its group takes for lost has closed the group: to the others it is gone, if they still wait. */
+static bool has_lost_a_leaver(const struct sim_operation *operation)
 {
-    if (scenario->groups[call->group].revives)
+    const struct sim_member *member = operation->member;
+    const struct sim_world *world = member->rank->world;
+    uint32_t culprit = atomic_load(&member->group.culprit), index = world->scenario->calls[operation->call].group;
+    const struct sim_group *group = &world->scenario->groups[index];
+    return culprit < group->size && world->ranks[group->members[culprit]].members[index].state == SIM_LEFT;
+}
+
+static bool may_fail_with(const struct sim_operation *operation)
+{
+    const struct sim_scenario *scenario = operation->member->rank->world->scenario;
+    int status = operation->status;
+    if (scenario->groups[scenario->calls[operation->call].group].revives)
         return false;
     if (scenario->any_source && status == CL_ETIMEDOUT)
         return true;
@@ -164,8 +176,9 @@ static bool may_fail_with(const struct sim_scenario *scenario, const struct sim_
         return status == CL_EPEERLOST || status == CL_EABORTED;
     case SIM_STORY_ABSENT:
         return status == CL_ETIMEDOUT || status == CL_EABORTED;
-    case SIM_STORY_MISMATCH:
-        return status == CL_EMISMATCH || status == CL_EABORTED || status == CL_ETIMEDOUT;
+    case SIM_STORY_MISMATCH: /* a rank whose other call has ended may have closed the group before the others call */
+        return status == CL_EMISMATCH || status == CL_EABORTED || status == CL_ETIMEDOUT ||
+               (status == CL_EPEERLOST && has_lost_a_leaver(operation));
     case SIM_STORY_ABORT:
         return status == CL_EABORTED;
     case SIM_STORY_CLOSE: /* a rank of the host that has left posts no more */
@@ -227,7 +240,7 @@ static void check_ended(struct sim_world *world, struct sim_operation *operation
         world->counts.operations_failed++;
         if (operation->status == CL_ETIMEDOUT)
             check_told(world, operation);
-        if (!may_fail_with(world->scenario, &world->scenario->calls[operation->call], operation->status))
+        if (!may_fail_with(operation))
             sim_world_fail(world, "call %u of rank %u fails in a story of %s: %s", operation->call, rank->id,
                            sim_story_name(world->scenario->story), cl_error_text(operation->status));
     }
