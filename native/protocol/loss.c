@@ -92,7 +92,7 @@ static bool acknowledges(const struct cl_ack_frame *frame, uint64_t number)
 
 void cl_loss_on_frame(struct cl_loss *loss, const struct cl_ack_frame *frame, cl_loss_fn late, void *argument)
 {
-    for (uint32_t i = 0; i < CL_LOSS_RECENT; i++) {
+    for (uint32_t i = 0; i < CL_LOSS_RECENT && i < loss->recent_count; i++) {
         struct cl_sent_packet *packet = &loss->recent[i];
         if (!packet->in_flight)
             continue;

@@ -17,7 +17,7 @@
 enum {
     CL_LOSS_PACKET_THRESHOLD = 3,
     CL_LOSS_PACKET_THRESHOLD_MAX = 128,
-    CL_LOSS_RECENT = 16,
+    CL_LOSS_RECENT = 64, /* else packets that wait for long in a slow queue would be sent again and again */
     CL_LOSS_TIME_SHIFT = 3,
     CL_LOSS_PERSIST = 16,
     CL_LOSS_PTO_MIN_US = 2000,

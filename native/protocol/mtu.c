@@ -29,6 +29,10 @@ void cl_mtu_on_came(struct cl_mtu *mtu, uint64_t sent_us, uint32_t bytes)
     }
     if (bytes >= mtu->lost_bytes)
         forget_rounds(mtu);
+    if (mtu->suspect && bytes >= mtu->suspect) {
+        mtu->suspect = mtu->probe = 0;
+        mtu->next_us = mtu->limit < mtu->full ? 0 : UINT64_MAX;
+    }
     if (sent_us >= mtu->came_us) {
         mtu->came_us = sent_us;
         mtu->came_bytes = bytes;
@@ -45,7 +49,7 @@ void cl_mtu_on_lost(struct cl_mtu *mtu, uint64_t sent_us, uint32_t bytes)
 
 void cl_mtu_judge(struct cl_mtu *mtu, uint64_t now_us)
 {
-    if (!mtu->lost_us || mtu->came_us <= mtu->lost_us)
+    if (mtu->suspect || !mtu->lost_us || mtu->came_us <= mtu->lost_us)
         return;
     if (mtu->came_bytes >= mtu->lost_bytes) {
         forget_rounds(mtu);
@@ -55,11 +59,18 @@ void cl_mtu_judge(struct cl_mtu *mtu, uint64_t now_us)
     mtu->round_us = now_us;
     if (++mtu->rounds < CL_MTU_ROUNDS)
         return;
-    mtu->limit = larger(mtu->lost_bytes > CL_MTU_BASE ? CL_MTU_BASE : mtu->lost_bytes / 2, mtu->least);
-    mtu->beyond = mtu->lost_bytes;
-    mtu->begins = true;
-    mtu->probe = 0;
+    mtu->suspect = mtu->probe = mtu->lost_bytes;
+    mtu->tries = 0;
     mtu->next_us = now_us;
+    forget_rounds(mtu);
+}
+
+static void fall(struct cl_mtu *mtu)
+{
+    mtu->limit = larger(mtu->suspect > CL_MTU_BASE ? CL_MTU_BASE : mtu->suspect / 2, mtu->least);
+    mtu->beyond = mtu->suspect;
+    mtu->begins = true;
+    mtu->suspect = 0;
     forget_rounds(mtu);
 }
 
@@ -78,6 +89,8 @@ static uint32_t choose(struct cl_mtu *mtu)
 uint32_t cl_mtu_probe(struct cl_mtu *mtu, uint64_t wait_us, uint64_t now_us)
 {
     if (mtu->probe && mtu->tries == CL_MTU_TRIES) {
+        if (mtu->suspect)
+            fall(mtu);
         mtu->beyond = mtu->probe < mtu->beyond ? mtu->probe : mtu->beyond;
         mtu->probe = 0;
     }
@@ -103,6 +116,6 @@ void cl_mtu_postpone(struct cl_mtu *mtu, uint64_t next_us)
 
 void cl_mtu_resume(struct cl_mtu *mtu, uint64_t now_us)
 {
-    if (mtu->limit < mtu->full && mtu->next_us == UINT64_MAX)
+    if ((mtu->suspect || mtu->limit < mtu->full) && mtu->next_us == UINT64_MAX)
         mtu->next_us = now_us;
 }

@@ -4,10 +4,10 @@
  * gets through). Then the limit falls to a size that practically every network carries, packets above it leave in
  * fragments (fragments.h), and padded PINGs look for the largest size that arrives (RFC 8899).
  *
- * Evidence for a black hole is CL_MTU_ROUNDS rounds in a row, without a packet of the lost size arriving: a large
- * packet that left in this round is lost, and a smaller one that left after it has come. One round proves nothing: the
- * path may have been down for a moment. A search that starts by mistake ends with its first PING, which has the full
- * size.
+ * Suspicion takes CL_MTU_ROUNDS rounds in a row, without a packet of the lost size arriving: a large packet that left
+ * in this round is lost, and a smaller one that left after it has come. One round proves nothing: the path may have been
+ * down for a moment. Nor do several: a full queue loses many packets, and fragments would fill it further. So padded
+ * PINGs of the lost size follow, and only if CL_MTU_TRIES of them are lost, too, does the limit fall.
  */
 #pragma once
 
@@ -37,12 +37,13 @@ struct cl_mtu {
     uint32_t lost_bytes; /* the largest lost datagram of these rounds */
     uint32_t came_bytes;
     uint32_t rounds;
+    uint32_t suspect; /* the lost size: PINGs are to tell whether it passes; 0: none */
     /* the search */
     bool begins;      /* the next PING has the full size */
     uint32_t beyond;  /* the smallest size known not to pass */
     uint32_t probe;   /* the size on trial; 0: none */
-    uint32_t tries;   /* PINGs of this size */
-    uint64_t next_us; /* when the next one is due; UINT64_MAX: no search, or it waits for traffic */
+    uint32_t tries;   /* PINGs of this size, or of the suspect one */
+    uint64_t next_us; /* when the next one is due; UINT64_MAX: none, or it waits for traffic */
 };
 
 void cl_mtu_init(struct cl_mtu *mtu, uint32_t full);

@@ -208,6 +208,31 @@ TEST(test_no_mtu_black_hole)
     }
 }
 
+/* As a full queue does, behind which PINGs overtake. */
+static bool loses_most_data(struct network *network, uint32_t from, const struct cl_datagram *datagram)
+{
+    (void)from;
+    uint8_t kind = cl_packet_kind(datagram->head);
+    return (kind == CL_PACKET_DATA || kind == CL_PACKET_FRAGMENT) && network_random(network) < 0.8;
+}
+
+/* Fragments would burden a full queue further: where most data is lost, but PINGs of its size come, none leaves. */
+TEST(test_heavy_losses_make_no_fragments)
+{
+    SCOPED_NETWORK *network = network_new(2, 1, 10, 150, ROOM, 61);
+    network->drops = loses_most_data;
+    for (uint32_t i = 0; i < 20; i++) {
+        SCOPED_TRANSFER *t = transfer_new(0, 1, i, 20000);
+        uint32_t done = network->hosts[1].completed + 1, least = NETWORK_DATAGRAM_BYTES;
+        uint64_t until_us = network_now_us(network) + 10 * SECOND_US;
+        post(network, t, 1);
+        while (network->hosts[1].completed < done && network_step(network, until_us))
+            least = limit_of(network, 0) < least ? limit_of(network, 0) : least;
+        CHECK_EQ(network->hosts[1].completed, done);
+        CHECK_EQ(least, NETWORK_DATAGRAM_BYTES);
+    }
+}
+
 /* A peer of this host is reached over loopback, others through the interfaces: first paths, but no common queue. */
 TEST(test_paths_leave_through_their_interface)
 {

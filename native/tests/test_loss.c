@@ -139,6 +139,19 @@ static void window(uint32_t count, bool late)
     cl_loss_on_frame(&loss, &frame, on_late, NULL);
 }
 
+/* Packets that a long queue held back are acknowledged at last, although as many others are lost or late, too. */
+TEST(test_many_late_acknowledgements_are_noticed)
+{
+    enum { LATE = 40 };
+    start(100);
+    acknowledge(99);
+    detect(100000);
+    CHECK_EQ(lost_count, 99);
+    struct cl_ack_frame frame = {.largest = 99, .came_count = 1, .came = {{99 - LATE, 100}}};
+    cl_loss_on_frame(&loss, &frame, on_late, NULL);
+    CHECK_EQ(late_count, LATE);
+}
+
 /* A network that reordered for a while, and then only loses. */
 TEST(test_thresholds_shrink_again)
 {

@@ -22,6 +22,25 @@ static void lose(uint32_t large, uint32_t small)
     cl_mtu_judge(&mtu, now_us);
 }
 
+/* Rounds of such losses, and PINGs of `passed` bytes at most arrive: returns how many were sent. */
+static int suspect(uint32_t large, uint32_t small, uint32_t passed)
+{
+    int pings = 0;
+    for (int i = 0; i < CL_MTU_ROUNDS; i++)
+        lose(large, small);
+    while (mtu.suspect && pings <= CL_MTU_TRIES) {
+        now_us = mtu.next_us > now_us ? mtu.next_us : now_us;
+        uint32_t probe = cl_mtu_probe(&mtu, 1000, now_us);
+        if (!mtu.suspect)
+            break; /* this PING belongs to the search */
+        CHECK_EQ(probe, large);
+        pings++;
+        if (probe <= passed)
+            cl_mtu_on_came(&mtu, now_us, probe);
+    }
+    return pings;
+}
+
 TEST(test_a_black_hole_is_found)
 {
     start(FULL);
@@ -30,17 +49,28 @@ TEST(test_a_black_hole_is_found)
         CHECK_EQ(mtu.next_us, UINT64_MAX);
         lose(FULL, 40);
     }
-    CHECK_EQ(mtu.limit, CL_MTU_BASE);
+    CHECK_EQ(mtu.limit, FULL); /* PINGs have the last word */
     CHECK(mtu.next_us <= now_us);
-    for (int i = 0; i < CL_MTU_ROUNDS; i++) /* and a deeper one */
-        lose(CL_MTU_BASE, 40);
+    CHECK_EQ(suspect(FULL, 40, FULL - 1), CL_MTU_TRIES);
+    CHECK_EQ(mtu.limit, CL_MTU_BASE);
+    suspect(CL_MTU_BASE, 40, 0); /* and a deeper one */
     CHECK_EQ(mtu.limit, CL_MTU_BASE / 2);
-    for (int i = 0; i < 2 * CL_MTU_ROUNDS; i++)
-        lose(CL_MTU_BASE / 2, 40);
+    suspect(CL_MTU_BASE / 2, 40, 0);
     CHECK_EQ(mtu.limit, mtu.least);
-    for (int i = 0; i < CL_MTU_ROUNDS; i++)
-        lose(mtu.least, 40);
+    suspect(mtu.least, 40, 0);
     CHECK_EQ(mtu.limit, mtu.least);
+}
+
+/* In a full queue, large packets get lost while small ones come, round after round. A PING that comes shows that they
+ * pass: nothing leaves in fragments, which would fill the queue further. */
+TEST(test_losses_in_a_full_queue_are_no_black_hole)
+{
+    start(FULL);
+    for (int i = 0; i < 100; i++) {
+        CHECK_EQ(suspect(FULL, 40, FULL), 1);
+        CHECK_EQ(mtu.limit, FULL);
+        CHECK_EQ(mtu.next_us, UINT64_MAX);
+    }
 }
 
 TEST(test_no_black_hole)
@@ -75,6 +105,8 @@ TEST(test_packets_between)
         lose(FULL, 1400);
         cl_mtu_on_came(&mtu, now_us++, 1400);
     }
+    suspect(FULL, 1400, 1400);
+    cl_mtu_on_came(&mtu, now_us++, 1400);
     CHECK_EQ(mtu.limit, 1400);
 }
 
@@ -101,8 +133,7 @@ TEST(test_search)
     static const uint32_t CARRIED[] = {600, 1200, 1252, 1400, 1472, 4000, 8900, FULL};
     for (uint32_t i = 0; i < sizeof CARRIED / sizeof *CARRIED; i++) {
         start(FULL);
-        for (int j = 0; j < CL_MTU_ROUNDS; j++)
-            lose(FULL, 40);
+        suspect(FULL, 40, 40);
         uint32_t found =
             CARRIED[i] < CL_MTU_BASE ? CL_MTU_BASE : CARRIED[i]; /* loss shows that even that is too much */
         uint32_t count = search(found);
@@ -124,8 +155,7 @@ TEST(test_search)
 TEST(test_search_with_losses)
 {
     start(FULL);
-    for (int j = 0; j < CL_MTU_ROUNDS; j++)
-        lose(FULL, 40);
+    suspect(FULL, 40, 40);
     for (uint32_t count = 0; mtu.next_us < now_us + CL_MTU_AGAIN_US / 2 && count < 100; count++) {
         now_us = mtu.next_us > now_us ? mtu.next_us : now_us + 1;
         uint32_t probe = cl_mtu_probe(&mtu, 1000, now_us);
@@ -141,8 +171,7 @@ TEST(test_search_waits_for_traffic)
     start(FULL);
     cl_mtu_resume(&mtu, now_us);
     CHECK_EQ(mtu.next_us, UINT64_MAX);
-    for (int j = 0; j < CL_MTU_ROUNDS; j++)
-        lose(FULL, 40);
+    suspect(FULL, 40, 40);
     cl_mtu_postpone(&mtu, UINT64_MAX);
     cl_mtu_resume(&mtu, 77777);
     CHECK_EQ(mtu.next_us, 77777);
