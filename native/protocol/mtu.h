@@ -5,9 +5,9 @@
  * fragments (fragments.h), and padded PINGs look for the largest size that arrives (RFC 8899).
  *
  * Suspicion takes CL_MTU_ROUNDS rounds in a row, without a packet of the lost size arriving: a large packet that left
- * in this round is lost, and a smaller one that left after it has come. One round proves nothing: the path may have been
- * down for a moment. Nor do several: a full queue loses many packets, and fragments would fill it further. So padded
- * PINGs of the lost size follow, and only if CL_MTU_TRIES of them are lost, too, does the limit fall.
+ * in this round is lost, and a smaller one that left after it has come. One round proves nothing: the path may have
+ * been down for a moment. Nor do several: a full queue loses many packets, and fragments would fill it further. So
+ * padded PINGs of the lost size follow, and only if CL_MTU_TRIES of them are lost, too, does the limit fall.
  */
 #pragma once
 
