@@ -122,7 +122,7 @@ static const struct cl_engine_stats *stats_of(const struct pair *pair, int self)
 /* A PING overtakes the message, so its acknowledgement makes the sender take packets for lost: it gives up as many as
  * it may and is about to send others again. Its PROBE overtakes the message, too, and is refused. Then all packets
  * arrive; of those taken for lost, the sender remembers CL_LOSS_RECENT. So nothing is left to send, and the sender must
- * repeat the PROBE, for the packets that it gave up and does not remember. */
+ * repeat the PROBE: the receiver has not said yet that it counted the packets that were given up. */
 TEST(test_lost_packets_arrive_before_they_are_sent_again)
 {
     for (uint32_t packets = 20; packets < PACKETS_MAX; packets++) {
@@ -139,14 +139,15 @@ TEST(test_lost_packets_arrive_before_they_are_sent_again)
             hand_over(&pair, 0, &answer);
             CHECK_EQ(stats_of(&pair, 0)->packets_given_up, packets / 2);
         }
-        CHECK(stats_of(&pair, 0)->packets_lost > packets / 2);
+        uint64_t lost = stats_of(&pair, 0)->packets_lost;
+        CHECK(lost > packets / 2);
         post_message(&pair, true);
         for (uint32_t i = 0; i < packets; i++)
             hand_over(&pair, 1, &sent[i]);
         CHECK(collect(&pair, 1, early) > 0);
         CHECK_EQ(early[0].packet.kind, CL_PACKET_ACK);
         hand_over(&pair, 0, &early[0]);
-        CHECK_EQ(stats_of(&pair, 0)->packets_spurious, CL_LOSS_RECENT);
+        CHECK_EQ(stats_of(&pair, 0)->packets_spurious, lost < CL_LOSS_RECENT ? lost : CL_LOSS_RECENT);
         CHECK(!pair.ends[0].done);
         run(&pair, SECOND_US);
         CHECK(pair.ends[0].done && pair.ends[1].done);
