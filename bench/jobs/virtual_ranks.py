@@ -76,10 +76,9 @@ class EncodedAverage:
             received[part] = -0.0  # added to any value, it leaves its bits
         for owner, own in enumerate(self.shards):
             mean, result = self._sum[own], self._result[own]
-            mean[:] = received[owner, own]
-            for rank in range(ranks):
-                if rank != owner:
-                    mean += received[rank, own]
+            mean[:] = received[0, own]
+            for rank in range(1, ranks):
+                mean += received[rank, own]
             mean /= ranks
             self._code(self.down, mean, result, kernels.codec_key(key, owner), own.start // self.down.block_values)
             if self.keeps:
