@@ -41,7 +41,7 @@ def made_up(source: int, destination: int, epoch: int, chance: random.Random) ->
     yield "foreign", bytes(layer(kind="DATA", source=destination, epoch=epoch))
     yield "foreign", bytes(layer(kind="DATA", source=4000, epoch=epoch))
     yield "foreign", bytes(layer(kind="DATA", source=source, epoch=epoch, path=7))
-    yield "foreign", bytes(layer(kind=9, **right))
+    yield "foreign", bytes(layer(kind=len(dissect.KINDS), **right))
     yield "foreign", bytes(layer(kind="DATA", version=dissect.VERSION + 1, **right))
     yield "foreign", bytes(layer(kind="DATA", length=9, **right) / bytes(8))
     yield "foreign", bytes(layer(kind="DATA", **right))[: chance.randrange(1, dissect.HEAD_BYTES)]
