@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from ..transport.call import Calls
+from ..transport.step_counts import StepCounts
 
 LATEST = 64
 """The latest calls of a group, among which those in flight are looked for."""
@@ -35,7 +36,7 @@ class Mark(NamedTuple):
     """A step of the training begins its communication, or ends it."""
 
     source: int
-    """Which hook or optimizer."""
+    """Which hook or optimizer: a number of `StepCounts`."""
     is_hook: bool
     at_s: float
     """The time on the clock of `time.monotonic()`."""
@@ -56,7 +57,7 @@ class Meter:
         self._hooks: weakref.WeakKeyDictionary[Any, float] = weakref.WeakKeyDictionary()
         self._waited_s = 0.0
         self._marks: deque[Mark] = deque(maxlen=MARKS_KEPT)
-        self._counts: dict[int, int] = {}
+        self._counts = StepCounts()
 
     def turn_on(self) -> None:
         """Begins."""
@@ -71,7 +72,8 @@ class Meter:
         now_s = time.monotonic()
         with self._lock:
             self._hooks[hook] = now_s
-        self._mark(Mark(id(hook), True, now_s, hook.steps, overlaps))
+            source, _ = self._counts.add(hook)
+        self._mark(Mark(source, True, now_s, hook.steps, overlaps))
 
     def hooks(self) -> dict[Any, float]:
         """States of communication hooks (see `Hook`) that have made a step, and when each last began one, on the clock
@@ -81,8 +83,9 @@ class Meter:
 
     def optimizer_steps(self, optimizer: object) -> None:
         """An optimizer has made a step. Such steps count where no hook tells the steps."""
-        count = self._counts[id(optimizer)] = self._counts.get(id(optimizer), 0) + 1
-        self._mark(Mark(id(optimizer), False, time.monotonic(), count, False))
+        with self._lock:
+            source, count = self._counts.add(optimizer)
+        self._mark(Mark(source, False, time.monotonic(), count, False))
 
     def waited(self, seconds: float) -> None:
         """The calling thread has waited for an operation."""

@@ -19,7 +19,7 @@ import os
 import socket
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from typing import Any
 from ..errors import ConfigError
 from .call import COLLECTIVES_KEPT, Call, Calls, Shapes
 from .fork import disowned_in_children
+from .step_counts import StepCounts
 from .whole_file import whole_file
 
 FORMAT_VERSION = "2.10"
@@ -171,7 +172,7 @@ class Recorder:
         self._open: dict[int, GroupRecord] = {}
         self._closed: deque[dict[str, Any]] = deque(maxlen=CLOSED_KEPT)
         self._steps: deque[tuple[int, int, float]] = deque(maxlen=STEPS_KEPT)
-        self._step_counts: dict[int, int] = {}
+        self._step_counts = StepCounts()
         self._paths: deque[tuple[float, str, Mapping[str, Any]]] = deque(maxlen=PATHS_KEPT)
         self.rank: int | None = None
         """Rank of this process in its job; None before its first group."""
@@ -221,11 +222,10 @@ class Recorder:
             ages[record.name] = max(waiting, default=0.0)
         return ages
 
-    def note_step(self, optimizer: int) -> None:
-        """The optimizer with this number has made a step."""
+    def note_step(self, optimizer: object) -> None:
+        """The optimizer has made a step."""
         with self._lock:
-            count = self._step_counts[optimizer] = self._step_counts.get(optimizer, 0) + 1
-            self._steps.append((optimizer, count, time.monotonic()))
+            self._steps.append((*self._step_counts.add(optimizer), time.monotonic()))
 
     def note_path(self, name: str, counters: Mapping[str, Any]) -> None:
         """A reading of a path: some fields of `struct cl_path_stats`."""
@@ -233,10 +233,11 @@ class Recorder:
             self._paths.append((time.monotonic(), name, counters))
 
     def _frozen_steps(self) -> list[dict[str, int | None]]:
-        """The steps of the optimizer that has made most of them: others may step now and then."""
+        """The steps of the optimizer that has made most of those kept: others may step now and then."""
         with self._lock:
-            steps, counts = list(self._steps), self._step_counts
-            leading = max(counts, key=lambda each: counts[each], default=None)
+            steps = list(self._steps)
+        made = Counter(whose for whose, _, _ in steps)
+        leading = max(made, key=lambda each: made[each], default=None)
         return [{"number": count, "ended_ns": _nanoseconds(at_s)} for whose, count, at_s in steps if whose == leading]
 
     def _frozen_paths(self) -> list[dict[str, Any]]:

@@ -26,7 +26,7 @@ def after_step(optimizer: Optimizer, *_: Any) -> None:
     """An optimizer has made a step. Of deferred steps, which are made in parts, that of the caller counts."""
     if torch.compiler.is_compiling() or is_in_parts(optimizer):
         return
-    recorder.note_step(id(optimizer))
+    recorder.note_step(optimizer)
     if meter.is_on:
         meter.optimizer_steps(optimizer)
 
