@@ -15,8 +15,8 @@
 #include <stdatomic.h>
 
 #include "engine/events.h"
-#include "engine/nap.h"
 #include "engine/peers.h"
+#include "group/nap.h"
 #include "group/turn.h"
 
 enum { CL_SEND_BATCH = 64 };

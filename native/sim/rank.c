@@ -52,7 +52,8 @@ void sim_rank_receive(struct sim_rank *rank, struct sim_datagram *datagram)
         sim_medium_lose(&world->network.medium, datagram, SIM_LOST_SOCKET, "rank");
     } else {
         sim_driver_deliver(&rank->driver, datagram);
-        sim_rank_wake(rank);
+        if (rank->naps_until_ns <= world->clock.now_ns)
+            sim_rank_wake(rank);
     }
 }
 
@@ -60,6 +61,7 @@ static void note_received(struct sim_driver *driver, const struct sim_datagram *
 {
     struct sim_rank *rank = rank_of(driver);
     struct sim_world *world = rank->world;
+    cl_nap_arrived(&rank->nap, clock_us(driver, datagram->arrived_ns));
     world->network.medium.counts.delivered++;
     if (world->ranks[datagram->from].driver.dead)
         world->last_words_ns = sim_world_now_ns(world);
@@ -192,6 +194,16 @@ static const struct cl_turn_io TURN_IO = {.now_us = now_us,
                                           .completed = note_completion,
                                           .aborted = note_abort};
 
+/* When the rank looks at its packets again; 0: as soon as one comes. */
+static uint64_t nap_ns(struct sim_rank *rank, uint64_t deadline_us, uint64_t at_us)
+{
+    if (deadline_us <= at_us || cl_endpoint_full_ports(rank->endpoint) != 0)
+        return 0;
+    uint64_t us = cl_nap_us(&rank->nap, cl_endpoint_lacking(rank->endpoint),
+                            cl_endpoint_has_urgent(rank->endpoint, at_us), at_us);
+    return us == 0 ? 0 : sim_driver_ns_at(&rank->driver, us < deadline_us - at_us ? at_us + us : deadline_us);
+}
+
 static void turn(struct sim_driver *driver)
 {
     struct sim_rank *rank = rank_of(driver);
@@ -207,7 +219,10 @@ static void turn(struct sim_driver *driver)
     rank->due.fire(&rank->due);
     sim_driver_sleep(driver, now_ns + speed->turn_ns + rank->packets * speed->packet_ns);
     rank->spins = rank->packets == 0 && !rank->busy && deadline_us <= at_us ? rank->spins + 1 : 0;
-    if (rank->busy || driver->inbox != NULL)
+    rank->naps_until_ns = nap_ns(rank, deadline_us, at_us);
+    if (rank->naps_until_ns > 0)
+        sim_driver_wake(driver, rank->naps_until_ns);
+    else if (rank->busy || driver->inbox != NULL)
         sim_driver_wake(driver, now_ns);
     else if (deadline_us != UINT64_MAX)
         sim_driver_wake(driver, sim_driver_ns_at(driver, deadline_us > at_us ? deadline_us : at_us + 1));

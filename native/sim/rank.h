@@ -4,6 +4,7 @@
 #ifndef CL_SIM_RANK_H
 #define CL_SIM_RANK_H
 
+#include "group/nap.h"
 #include "group/turn.h"
 #include "sim/driver.h"
 #include "sim/host.h"
@@ -38,6 +39,8 @@ struct sim_rank {
     uint16_t id;
     uint32_t host;
     uint64_t paused_until_ns; /* no call before */
+    struct cl_nap nap;
+    uint64_t naps_until_ns; /* packets that come before wait until then */
     struct cl_endpoint *endpoint;
 
     bool busy;              /* in the latest turn an operation used up its budget */

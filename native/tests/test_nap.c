@@ -1,4 +1,4 @@
-#include "engine/nap.h"
+#include "group/nap.h"
 
 #include "tests/check.h"
 

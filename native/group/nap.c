@@ -1,4 +1,4 @@
-#include "engine/nap.h"
+#include "group/nap.h"
 
 void cl_nap_arrived(struct cl_nap *nap, uint64_t at_us)
 {
