@@ -27,6 +27,7 @@ enum {
     STREAM_NAN = 9,
     STREAM_SECOND_LIFE = 10,
     STREAM_ANY_SOURCE = 11,
+    STREAM_DESERTED = 12,
 };
 
 /* The state of drawing, with a stream of chance. */

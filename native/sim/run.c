@@ -229,7 +229,7 @@ void sim_run(struct sim_world *world, const struct sim_scenario *scenario, struc
     if (world->failure[0] == 0)
         sim_check_end(world);
     world->counts.failed_allocations = world->scarcity.failed;
-    world->counts.any_source = scenario->any_source;
+    world->counts.any_source = scenario->any_source || scenario->deserted;
     world->counts.many_groups = scenario->group_count >= SIM_GROUPS_MANY;
     world->counts.many_calls = scenario->call_count >= SIM_CALLS_MANY;
 }

@@ -120,6 +120,7 @@ struct sim_scenario {
     struct sim_call *calls;
     uint32_t depth;  /* calls in flight per rank */
     bool any_source; /* some receive takes the message of any rank, while ranks fail */
+    bool deserted;   /* ... in a group of which nobody but a rank that dies could send */
     uint64_t skew_ns, timeout_us;
     uint64_t payload_bytes; /* of all calls and ranks together */
 

@@ -4,7 +4,12 @@
 #include "sim/memory.h"
 #include "sim/messages.h"
 
-enum { GROUPS_FEW = 3, SECOND_LIFE_CALLS = 8 };
+enum {
+    GROUPS_FEW = 3,
+    SECOND_LIFE_CALLS = 8,
+    DESERTED_MOST = 6,
+    MANY_BYTES = 4096 /* of a call that is made 20,000 times */
+};
 
 /* The layout of some of the ranks; UINT32_MAX when there are no plans for it. */
 static uint32_t find_layout(const struct draw *draw, const uint16_t *members, uint32_t size)
@@ -23,14 +28,20 @@ static uint32_t find_layout(const struct draw *draw, const uint16_t *members, ui
     return UINT32_MAX;
 }
 
+/* A group without members. */
+static struct sim_group *new_group(struct sim_scenario *scenario)
+{
+    scenario->groups = sim_resize(scenario->groups, scenario->group_count + 1, sizeof *scenario->groups);
+    struct sim_group *group = &scenario->groups[scenario->group_count++];
+    *group = (struct sim_group){.layout = scenario->layout};
+    group->members = sim_new(scenario->world, sizeof *group->members);
+    return group;
+}
+
 static void add_group(struct draw *draw, bool part)
 {
     struct sim_scenario *scenario = draw->scenario;
-    scenario->groups = sim_resize(scenario->groups, scenario->group_count + 1, sizeof *scenario->groups);
-    struct sim_group *group = &scenario->groups[scenario->group_count++];
-    *group = (struct sim_group){0};
-    group->members = sim_new(scenario->world, sizeof *group->members);
-    group->layout = scenario->layout;
+    struct sim_group *group = new_group(scenario);
     for (uint32_t i = 0; i < scenario->world; i++)
         if (!part || chance(draw, 0.6))
             group->members[group->size++] = (uint16_t)i;
@@ -160,6 +171,10 @@ static void draw_many_calls(struct draw *draw, uint64_t at_ns)
     for (uint32_t tries = 0; scenario->call_count == first && tries < 100; tries++) {
         uint64_t budget = 3ull * scenario->world;
         draw_call(draw, (uint32_t)below(draw, scenario->group_count), at_ns, &budget);
+        /* Within a host no packet counts, however much memory a call takes. */
+        const struct sim_shape *shape = &draw->plans->shapes[scenario->calls[first].shape];
+        if (scenario->call_count > first && shape->input_bytes + shape->output_bytes > MANY_BYTES)
+            scenario->call_count = first;
     }
     if (scenario->call_count == first)
         return;
@@ -245,7 +260,7 @@ void sim_work_draw(struct draw *draw)
     note_calls(scenario);
 }
 
-void sim_work_draw_again(struct draw *draw)
+static void draw_second_life(struct draw *draw)
 {
     struct sim_scenario *scenario = draw->scenario;
     struct draw own = sim_draw_from(draw, STREAM_SECOND_LIFE);
@@ -268,5 +283,50 @@ void sim_work_draw_again(struct draw *draw)
     uint64_t budget = 3000;
     for (uint64_t calls = 1 + below(&own, SECOND_LIFE_CALLS); calls > 0; calls--)
         draw_call(&own, group, over_ns, &budget);
-    note_calls(scenario);
+}
+
+/* Receives from any source, in a group of which nobody but a rank that dies could send. They must not time out. */
+static void draw_deserted(struct draw *draw)
+{
+    struct sim_scenario *scenario = draw->scenario;
+    struct draw own = sim_draw_from(draw, STREAM_DESERTED);
+    if (scenario->story != SIM_STORY_DEATH || scenario->any_source || scenario->world > LARGE_WORLD ||
+        !chance(&own, 0.3))
+        return;
+    uint16_t dead = UINT16_MAX, other = (uint16_t)below(&own, scenario->world - 1u);
+    for (uint32_t i = 0; i < scenario->fault_count; i++)
+        if (scenario->faults[i].kind == SIM_FAULT_DEATH)
+            dead = (uint16_t)scenario->faults[i].a;
+    other = (uint16_t)(other + (other >= dead));
+    uint16_t pair[] = {dead < other ? dead : other, dead < other ? other : dead};
+    uint32_t layout = find_layout(draw, pair, 2);
+    if (dead == UINT16_MAX || layout == UINT32_MAX)
+        return;
+    struct sim_group *group = new_group(scenario);
+    group->layout = layout;
+    group->members[group->size++] = pair[0];
+    group->members[group->size++] = pair[1];
+    uint64_t at_ns = scenario->calls[scenario->call_count - 1].at_ns;
+    uint32_t count = 1 + (uint32_t)below(&own, DESERTED_MOST);
+    reserve_calls(scenario, count);
+    for (uint32_t i = 0; i < count; i++) {
+        struct sim_call *call = &scenario->calls[scenario->call_count++];
+        *call = (struct sim_call){.kind = SIM_CALL_MESSAGE,
+                                  .group = scenario->group_count - 1,
+                                  .at_ns = at_ns,
+                                  .from = pair[1] == dead,
+                                  .to = pair[0] == dead,
+                                  .length = (uint32_t)below(&own, 4u * scenario->datagram_bytes),
+                                  .any_source = true,
+                                  .after = UINT32_MAX};
+        scenario->payload_bytes += call->length + 100;
+    }
+    scenario->deserted = true;
+}
+
+void sim_work_draw_again(struct draw *draw)
+{
+    draw_second_life(draw);
+    draw_deserted(draw);
+    note_calls(draw->scenario);
 }
