@@ -31,7 +31,7 @@ enum {
 struct cl_ack {
     struct cl_ranges came;    /* packet numbers, refused ones included */
     struct cl_ranges refused; /* of those */
-    uint64_t floor;           /* lower numbers are not reported any more */
+    uint64_t floor;           /* lower numbers are not reported any more: docs/protocol.md says what that costs */
     uint64_t largest;
     uint64_t largest_received_us;
     uint64_t deadline_us; /* UINT64_MAX: nothing to report */

@@ -110,6 +110,32 @@ TEST(test_reordering_costs_little)
     CHECK(stats->packets_retransmitted * 50 < stats->packets_sent);
 }
 
+/* Packets so late that acknowledgements have no range left for them: all of that is noticed is that few losses are
+ * known to have been none. Copies are not sent for ever. */
+TEST(test_reordering_beyond_the_ranges)
+{
+    uint64_t took_us[2];
+    for (int late = 0; late < 2; late++) {
+        SCOPED_NETWORK *network = network_new(2, 1, 1000, 300, ROOM, 4);
+        network_set_noise(network, (struct sim_noise){.reorder = late ? 0.2 : 0, .reorder_ns = 3000000});
+        struct transfer *transfer = transfer_new(0, 1, 0, 16 << 20);
+        uint64_t start_us = network_now_us(network);
+        post(network, transfer, 1);
+        CHECK(network_run_completions(network, 1, start_us + SECOND_US));
+        took_us[late] = network_now_us(network) - start_us;
+        finish_transfers(&transfer, 1);
+        const struct cl_engine_stats *stats = cl_endpoint_stats(network->hosts[0].endpoint);
+        uint64_t duplicates = cl_endpoint_stats(network->hosts[1].endpoint)->packets_duplicate;
+        if (late) {
+            CHECK(network->hosts[1].endpoint->peers.list[0]->paths[0].ack.floor > 0);
+            CHECK(stats->packets_lost > 4 * stats->packets_spurious);
+        }
+        CHECK(late == (duplicates > 0));
+        CHECK(duplicates * 5 < stats->packets_sent);
+    }
+    CHECK(took_us[1] * 4 < took_us[0] * 5);
+}
+
 TEST(test_odd_lengths)
 {
     static const uint32_t LENGTHS[] = {0, 1, 7, 8, 1431, 1432, 1433, 2863, 2864, 2865, 100001};
