@@ -442,6 +442,60 @@ MUTANTS = (
         "is_nan ? NAN_HALF : bf16_nearest(bits)",
         "is_nan && !bits ? NAN_HALF : bf16_nearest(bits)",
     ),
+    Mutant(
+        "wait for any source although nobody is left",
+        "group/mailbox.c",
+        "bool deserted = mailbox->queues != NULL;",
+        "bool deserted = mailbox->queues != NULL && mailbox->size == 0;",
+    ),
+    Mutant(
+        "blame oneself when nobody is left",
+        "group/group.c",
+        "return status == CL_EPEERLOST ? group->rank == 0 : UINT32_MAX;",
+        "return status == CL_EPEERLOST ? group->rank : UINT32_MAX;",
+    ),
+    Mutant(
+        "hold 4,096 messages at most",
+        "protocol/index.c",
+        "if (index->count >= index->bucket_count && !grow(index))",
+        "if (index->count >= 4096 || (index->count >= index->bucket_count && !grow(index)))",
+    ),
+    Mutant(
+        "start no more than a turn may",
+        "group/group.c",
+        "if (starts && progress->starts == 0)\n        progress->more = true;",
+        "if (starts && progress->starts == 0)\n        progress->waits = true;",
+    ),
+    Mutant(
+        "forget what finished beside an operation in flight",
+        "protocol/history.c",
+        "floor = oldest < floor ? oldest : floor;",
+        "(void)oldest;",
+    ),
+    Mutant(
+        "close gaps in which operations are in flight",
+        "protocol/history.c",
+        "if (next.start < end && !cl_signatures_any(in_flight, group->group, from, to))",
+        "if (next.start < end && (from <= to || in_flight == NULL))",
+    ),
+    Mutant(
+        "call the want of memory a mismatch",
+        "plan/executor.c",
+        "if (block == NULL)\n        return CL_ENOMEM;",
+        "if (block == NULL)\n        return CL_EMISMATCH;",
+    ),
+    Mutant(
+        "forget a lost packet for want of memory",
+        "protocol/message.c",
+        "|| cl_ranges_add(&send->lost, packet, (uint64_t)packet + 1);",
+        "|| cl_ranges_add(&send->lost, packet, (uint64_t)packet + 1) || packet + 1 > 0;",
+    ),
+    Mutant(
+        "nap for ten seconds",
+        "group/nap.c",
+        "return until_us - now_us < most_us ? until_us - now_us : most_us;",
+        "return until_us - now_us < most_us ? 10000000 : 10000000;",
+    ),
 )
 
 

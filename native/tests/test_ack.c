@@ -1,5 +1,6 @@
 #include "protocol/ack.h"
 
+#include "sim/scarcity.h"
 #include "tests/check.h"
 
 /* Writes an acknowledgement and reads it back as the sender would. */
@@ -90,6 +91,23 @@ TEST(test_refused_is_never_told_as_accepted)
             CHECK(!came || refused == (told % 3 == 0));
         }
     }
+}
+
+/* What is refused, without memory to note that, is not reported: as if it had been lost. */
+TEST(test_refused_without_memory_is_not_told)
+{
+    SCOPED(cl_ack_free) struct cl_ack ack;
+    cl_ack_init(&ack);
+    cl_ack_on_packet(&ack, 0, false, false, 100, 100);
+    struct sim_scarcity scarcity = {.random = sim_random_seeded(1, 0)};
+    sim_scarcity_set(&scarcity, 1);
+    cl_ack_on_packet(&ack, 1, true, false, 200, 200);
+    sim_scarcity_set(NULL, 0);
+    CHECK(scarcity.failed > 0);
+    struct cl_ack_frame frame = frame_of(&ack, 2, 300);
+    CHECK_EQ(frame.came_count, 1);
+    CHECK_EQ(frame.came[0].end, 1);
+    CHECK_EQ(frame.refused_count, 0);
 }
 
 TEST(test_malformed_is_refused)
