@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #include "engine/clock.h"
-#include "engine/eager.h"
+#include "group/eager.h"
 #include "protocol/mtu.h"
 
 _Static_assert((int)CL_SEND_BATCH >= (int)CL_MTU_FRAGMENTS_MAX, "a packet leaves in one batch");

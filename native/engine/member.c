@@ -4,9 +4,12 @@
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "engine/clock.h"
 #include "os/process.h"
+
+enum { FLUSH_STEP_US = 200 /* between two looks */ };
 
 _Static_assert(offsetof(struct cl_member, group) == 0, "cl_group is the member's address");
 _Static_assert((int)CL_HOST_RING_HEAD_BYTES == (int)CL_RING_HEAD_BYTES, "a host has memory for the head of a ring");
@@ -310,6 +313,13 @@ static void empty_inbox(struct cl_engine *engine, struct cl_group *group)
 
 /* ---- the end ---- */
 
+void cl_member_flush(const struct cl_member *member)
+{
+    uint64_t end_us = cl_now_us() + CL_EAGER_FLUSH_MAX_US;
+    while (atomic_load(&member->eager.bytes) > 0 && atomic_load(&member->group.status) == CL_OK && cl_now_us() < end_us)
+        usleep(FLUSH_STEP_US);
+}
+
 void cl_group_close(cl_group *group)
 {
     if (group == NULL)
@@ -317,7 +327,7 @@ void cl_group_close(cl_group *group)
     struct cl_member *member = cl_member_of(group);
     struct cl_engine *engine = member->engine;
     int32_t open = CL_OK;
-    cl_eager_flush(&member->eager, &group->status);
+    cl_member_flush(member);
     atomic_compare_exchange_strong(&group->status, &open, CL_ECLOSED);
     cl_host_wake_all(member->host); /* ends the wait of a calling thread, which must leave first */
     for (uint32_t class = 0; class < CL_CLASSES; class ++)

@@ -6,10 +6,10 @@
 
 #include <pthread.h>
 
-#include "engine/eager.h"
 #include "engine/engine.h"
 #include "engine/message_wait.h"
 #include "engine/submission.h"
+#include "group/eager.h"
 #include "group/group.h"
 #include "os/host.h"
 
@@ -49,3 +49,5 @@ static inline struct cl_member *cl_member_of(cl_group *group)
 bool cl_member_hand_over(struct cl_member *member, struct cl_operation *operation);
 /* An operation of the member `context` has ended: counts it and tells its caller. See group/io.h. */
 void cl_member_ended(void *context, struct cl_operation *operation, int status);
+/* Waits until every copy of an eager message has been acknowledged, the group has failed, or the time is over. */
+void cl_member_flush(const struct cl_member *member);

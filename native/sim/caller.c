@@ -2,6 +2,7 @@
 
 #include <string.h>
 
+#include "group/p2p.h"
 #include "sim/data.h"
 #include "sim/element.h"
 #include "sim/membership.h"
@@ -145,8 +146,10 @@ static void tell(struct cl_news_item *news)
     struct sim_world *world = rank->world;
     operation->state = SIM_ENDED;
     operation->ended_ns = sim_world_now_ns(world);
-    rank->in_flight--;
+    rank->in_flight -= !operation->early;
     operation->member->in_flight--;
+    if (operation->early)
+        cl_eager_release(&operation->member->eager, operation->input_bytes);
     sim_trace_say(&world->trace, "rank %u: call %u ended: %s", rank->id, operation->call,
                   cl_error_text(operation->status));
     world->checks->ended(world, operation);
@@ -163,6 +166,15 @@ static void note_end(void *context, struct cl_operation *of_group, int status)
     operation->status = status;
     operation->news.tell = tell;
     cl_news_add(&member->rank->news, &operation->news);
+}
+
+/* Whether the caller goes on at once, as after an eager send. What it has sent stays as it is, as the copy does. */
+static bool ends_early(struct sim_operation *operation)
+{
+    struct cl_operation *send = &operation->operation;
+    return send->kind == CL_OPERATION_SEND && !cl_p2p_may_be_local(send) &&
+           atomic_load(&operation->member->group.status) == CL_OK &&
+           cl_eager_reserve(&operation->member->eager, operation->input_bytes);
 }
 
 static void submit(struct sim_rank *rank, struct sim_operation *operation)
@@ -182,7 +194,8 @@ static void submit(struct sim_rank *rank, struct sim_operation *operation)
     }
     operation->state = SIM_IN_FLIGHT;
     operation->member->in_flight++;
-    rank->in_flight++;
+    operation->early = ends_early(operation);
+    rank->in_flight += !operation->early;
     cl_group_order(group, &operation->operation);
     cl_group_queue(group, &operation->operation);
     cl_operation_list_append(&rank->handed_over, &operation->operation);

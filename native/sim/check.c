@@ -218,8 +218,18 @@ static uint64_t receives(const struct sim_world *world, const struct sim_operati
     return bytes;
 }
 
+/* The copies of eager sends keep their limit, and cost nothing once all have ended. */
+static void check_eager(struct sim_world *world, const struct sim_member *member)
+{
+    uint64_t bytes = atomic_load(&member->eager.bytes);
+    if (bytes > (member->in_flight > 0 ? CL_EAGER_LIMIT_BYTES : 0))
+        sim_world_fail(world, "rank %u keeps %llu bytes of eager messages of a group", member->rank->id,
+                       (unsigned long long)bytes);
+}
+
 static void check_ended(struct sim_world *world, struct sim_operation *operation)
 {
+    check_eager(world, operation->member);
     struct sim_rank *rank = operation->member->rank;
     world->unfinished -= operation->awaited;
     world->ended_ns = sim_world_now_ns(world);

@@ -6,6 +6,7 @@
 #ifndef CL_SIM_HOST_H
 #define CL_SIM_HOST_H
 
+#include "group/eager.h"
 #include "group/group.h"
 #include "sim/clock.h"
 
@@ -21,6 +22,7 @@ struct sim_member {
     struct sim_event event; /* opens or closes it */
     enum { SIM_OUTSIDE, SIM_COMING, SIM_INSIDE, SIM_LEAVING, SIM_LEFT } state;
     uint32_t in_flight;
+    struct cl_eager eager;
     int status;                              /* of the group when it was closed */
     bool failed;                             /* and it has been said */
     void (*ring)(struct sim_member *member); /* its bell, which names no group; NULL: nobody hears it */

@@ -491,6 +491,12 @@ MUTANTS = (
         "|| cl_ranges_add(&send->lost, packet, (uint64_t)packet + 1) || packet + 1 > 0;",
     ),
     Mutant(
+        "keep what an eager message cost",
+        "group/eager.c",
+        "atomic_fetch_sub(&eager->bytes, length + CL_EAGER_COST_BYTES);",
+        "atomic_fetch_sub(&eager->bytes, length);",
+    ),
+    Mutant(
         "nap for ten seconds",
         "group/nap.c",
         "return until_us - now_us < most_us ? until_us - now_us : most_us;",

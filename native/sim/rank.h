@@ -24,6 +24,7 @@ struct sim_operation {
     uint32_t shape;
     enum sim_state state;
     bool awaited; /* the world waits for its end */
+    bool early;   /* an eager send: the caller does not wait for its end */
     int status;   /* after the end */
     struct cl_news_item news;
     uint64_t called_ns, ended_ns;

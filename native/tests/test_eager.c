@@ -48,7 +48,7 @@ TEST(test_done_before_delivery)
     for (uint32_t i = 0; i < sizeof in; i++)
         wrong += in[i] != 7;
     CHECK_EQ(wrong, 0);
-    cl_eager_flush(&cl_member_of(team.groups[0])->eager, &team.groups[0]->status);
+    cl_member_flush(cl_member_of(team.groups[0]));
     CHECK_EQ(atomic_load(&cl_member_of(team.groups[0])->eager.bytes), 0);
     struct cl_submission *submission = (void *)send;
     for (uint32_t i = 0; i < 5000 && atomic_load(&submission->references) > 1; i++)

@@ -1,11 +1,4 @@
-#include "engine/eager.h"
-
-#include <unistd.h>
-
-#include "commlayer.h"
-#include "engine/clock.h"
-
-enum { FLUSH_STEP_US = 200 };
+#include "group/eager.h"
 
 bool cl_eager_reserve(struct cl_eager *eager, uint64_t length)
 {
@@ -21,11 +14,4 @@ bool cl_eager_reserve(struct cl_eager *eager, uint64_t length)
 void cl_eager_release(struct cl_eager *eager, uint64_t length)
 {
     atomic_fetch_sub(&eager->bytes, length + CL_EAGER_COST_BYTES);
-}
-
-void cl_eager_flush(const struct cl_eager *eager, const _Atomic int32_t *status)
-{
-    uint64_t end_us = cl_now_us() + CL_EAGER_FLUSH_MAX_US;
-    while (atomic_load(&eager->bytes) > 0 && atomic_load(status) == CL_OK && cl_now_us() < end_us)
-        usleep(FLUSH_STEP_US);
 }

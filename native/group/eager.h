@@ -25,5 +25,3 @@ struct cl_eager {
 /* Whether a message may be copied; then it counts until cl_eager_release. */
 bool cl_eager_reserve(struct cl_eager *eager, uint64_t length);
 void cl_eager_release(struct cl_eager *eager, uint64_t length);
-/* Waits until every copy has been acknowledged, `status` is no longer CL_OK, or the time is over. */
-void cl_eager_flush(const struct cl_eager *eager, const _Atomic int32_t *status);
