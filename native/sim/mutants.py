@@ -527,7 +527,8 @@ def simulate(seeds: int) -> str:
 def main() -> int:
     words = sys.argv[1:]
     chosen = [each for each in MUTANTS if not words or any(word in f"{each.name} {each.file}" for word in words)]
-    shutil.copytree(ROOT / "native", TREE / "native", dirs_exist_ok=True)
+    shutil.rmtree(TREE, ignore_errors=True)  # of a run that was broken off, or with files that are gone
+    shutil.copytree(ROOT / "native", TREE / "native")
     shutil.copy(ROOT / "Makefile", TREE)
     survivors = 0
     problem = build() or simulate(200)
