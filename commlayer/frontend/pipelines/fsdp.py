@@ -1,8 +1,10 @@
 """`FsdpStage`: the gradients of a pipeline stage that FSDP2 shards.
 
 `stage.perform_reduce_grad` starts a reduce-scatter for each sharded module, and takes views of the outputs. Nothing
-reads these before the step, so the wait and the division come later. A schedule gathers the weights of stages ahead of
-time; with deferred steps a stage's weights are gathered once its steps are made, in the same order on all ranks.
+reads these before the step, so the wait and the division come later. Since torch 2.15 it is `start_gradient_reduction`
+and `wait_for_gradient_reduction`, which most schedules call by themselves. A schedule gathers the weights of stages
+ahead of time; with deferred steps a stage's weights are gathered once its steps are made, in the same order on all
+ranks.
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ class FsdpStage(AttachedStage):
         groups = parameter_groups(stage.submod, policy, who)
         self.parameters: list[Tensor] = [each.sharded_param for group in groups.values() for each in group.fsdp_params]
         self._reduce_grad = stage.perform_reduce_grad
+        self._wait_reduction = getattr(stage, "wait_for_gradient_reduction", None)  # since torch 2.15
         self._started: list[tuple[list[Tensor], Work, Tensor]] = []
         self._told: set[str] = set()
         self.is_removed = False
@@ -47,6 +50,8 @@ class FsdpStage(AttachedStage):
         self._gathers: list[_Gather] = []
         defer_collectives(groups, policy, self, first)
         self._replaced = Replaced()
+        if self._wait_reduction is not None:
+            self._replaced.put(stage, "wait_for_gradient_reduction", self.wait_reduction)
         for module in groups if isinstance(steps, DeferredStep) else ():
             self._replaced.put(module, "unshard", functools.partial(self._unshard, module.unshard))
 
@@ -79,9 +84,22 @@ class FsdpStage(AttachedStage):
 
     def reduce(self, grad_scale_factor: int) -> None:
         """Replaces `stage.perform_reduce_grad`, which runs after the last backward pass of a step."""
-        self._reduce_grad(1)
-        if not self.stage.has_backward:
+        if self._wait_reduction is not None and self.stage.has_backward:
+            self.stage.start_gradient_reduction()
+            self.wait_reduction(grad_scale_factor)
             return
+        self._reduce_grad(1)
+        if self.stage.has_backward:
+            self._defer(grad_scale_factor)
+
+    def wait_reduction(self, grad_scale_factor: int) -> None:
+        """Replaces `stage.wait_for_gradient_reduction`, which would divide gradients that are on their way."""
+        assert self._wait_reduction is not None  # noqa: S101  # this torch has it
+        self._wait_reduction(1)
+        self._defer(grad_scale_factor)
+
+    def _defer(self, grad_scale_factor: int) -> None:
+        """Has the reduce-scatters that were started waited for before the step, and the gradients divided then."""
         started, self._started = self._started, []
         late: set[Tensor] = set()
         for parameters, work, contribution in started:
