@@ -136,8 +136,11 @@ def test_other_operations_fall_through_to_gloo(rank: int, size: int) -> None:
     assert torch.equal(sparse.to_dense(), torch.eye(3) * size)
     assert called() == []
     world().monitored_barrier(timedelta(seconds=20))
-    with pytest.raises(ValueError, match="only implemented for GLOO"):
-        dist.monitored_barrier()  # torch asks for the backend's name: the group's own method is the way
+    if not hasattr(dist.Backend, "_ensure_backend_registered"):  # torch before 2.14
+        with pytest.raises(ValueError, match="only implemented for GLOO"):
+            dist.monitored_barrier()  # torch asks for the backend's name: the group's own method is the way
+    else:
+        dist.monitored_barrier()  # any group with a backend for CPU tensors
     assert called() == []
 
 

@@ -42,7 +42,7 @@ def test_supported_pythons_and_torches() -> None:
     assert metadata.metadata("commlayer")["Requires-Python"] == ">=3.10"
     requirements = [Requirement(line) for line in metadata.requires("commlayer") or []]
     (torch,) = [requirement.specifier for requirement in requirements if requirement.name == "torch"]
-    assert ["2.10.0" in torch, "2.11.0" in torch, "2.13.0" in torch, "2.14.0" in torch] == [False, True, True, False]
+    assert ["2.10.0" in torch, "2.11.0" in torch, "2.15.0" in torch, "2.16.0" in torch] == [False, True, True, False]
 
 
 def test_conda_recipe_and_citation_are_of_this_version() -> None:
