@@ -9,6 +9,8 @@ import commlayer_command
 
 SLOW_TORCH = """
 import os, signal, time
+# Python's own handler: Python leaves it out where SIGINT is ignored, as under `nohup ... &`.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 os.kill(os.getpid(), signal.SIGINT)
 time.sleep(60)
 """
