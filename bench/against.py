@@ -239,7 +239,7 @@ def keep(release: str, commit: str, rounds: int, rows: Sequence[Row]) -> None:
 
 def kept_row(name: str, fields: Mapping[str, Any]) -> Row:
     """A row as `keep` wrote it."""
-    own = {each.name: fields[each.name] for each in dataclasses.fields(Row) if each.name != "name"}
+    own = {field.name: fields[field.name] for field in dataclasses.fields(Row) if field.name != "name"}
     changes = {key: None if own[key] is None else Change(**own[key]) for key in ("change", "cpu")}
     return Row(name, **own | changes)
 

@@ -53,11 +53,11 @@ class Gradients(NamedTuple):
 
     def values_of(self, kind: str) -> npt.NDArray[np.bool_]:
         """A mask of the values of one class of layers."""
-        return np.repeat([each["class"] == kind for each in self.pieces], [each["length"] for each in self.pieces])
+        return np.repeat([piece["class"] == kind for piece in self.pieces], [piece["length"] for piece in self.pieces])
 
     @property
     def classes(self) -> list[str]:
-        return list(dict.fromkeys(each["class"] for each in self.pieces))
+        return list(dict.fromkeys(piece["class"] for piece in self.pieces))
 
     def save(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -208,7 +208,7 @@ def _network(name: str, network: dict[str, Any]) -> list[str]:
         lines.append(f"| {' | '.join(cells)} |")
     log, about = network["runs"][0], network["machine"]
     computing = statistics.median(
-        each["forward_s"] + each["backward_s"] + each["update_s"] for each in network["runs"] if each["forward_s"]
+        run["forward_s"] + run["backward_s"] + run["update_s"] for run in network["runs"] if run["forward_s"]
     )
     conditions = (
         f"{log['parameters']:,} parameters, {log['ranks']} ranks, medians of {len(steps[best])} interleaved rounds of "

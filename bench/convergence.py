@@ -107,8 +107,10 @@ def pooled_deviation(differences: list[list[float]]) -> tuple[float, int]:
     It is pooled over the treatments of one loss bound, because three seeds are few, but not over loss bounds, because
     runs with more loss differ more. The interval is narrower than each condition's own, so it finds more differences.
     """
-    degrees = sum(len(each) - 1 for each in differences)
-    squares = sum(sum((value - statistics.fmean(each)) ** 2 for value in each) for each in differences)
+    degrees = sum(len(difference) - 1 for difference in differences)
+    squares = sum(
+        sum((value - statistics.fmean(difference)) ** 2 for value in difference) for difference in differences
+    )
     return (squares / degrees) ** 0.5, degrees
 
 
@@ -160,11 +162,13 @@ def table(content: dict[str, Any]) -> str:
         "|---" * len(columns) + "|",
         f"| - | {EXACT} | 0 | {_losses(final)} | | | |",
     ]
-    for each in comparisons:
-        interval = f"{each.mean - each.half_width:+.4f} to {each.mean + each.half_width:+.4f}"
+    for comparison in comparisons:
+        interval = f"{comparison.mean - comparison.half_width:+.4f} to {comparison.mean + comparison.half_width:+.4f}"
         lines.append(
-            f"| {f'{each.loss_bound:.1%}' if each.loss_bound else '-'} | {each.treatment} | {each.uncounted_share:.3%} "
-            f"| {_losses(each.losses)} | {each.mean:+.4f} | {interval} | {'yes' if each.distinguishable else 'no'} |"
+            f"| {f'{comparison.loss_bound:.1%}' if comparison.loss_bound else '-'} "
+            f"| {comparison.treatment} | {comparison.uncounted_share:.3%} "
+            f"| {_losses(comparison.losses)} | {comparison.mean:+.4f} | {interval} "
+            f"| {'yes' if comparison.distinguishable else 'no'} |"
         )
     lines += ["", *_sentences(content, comparisons, spread)]
     return "\n".join(lines)
@@ -182,12 +186,13 @@ def _sentences(content: dict[str, Any], comparisons: list[Comparison], spread: f
         f"a loss bound: a smaller difference would have gone unnoticed. There is no correction for "
         f"{len(comparisons)} comparisons at once: one in twenty would be called distinguishable by chance."
     )
-    for each in comparisons:
-        if (each.loss_bound, each.treatment) == TARGET:
-            reached = "**no**: it is" if each.distinguishable else "yes"
+    for comparison in comparisons:
+        if (comparison.loss_bound, comparison.treatment) == TARGET:
+            reached = "**no**: it is" if comparison.distinguishable else "yes"
             lines.append(
-                f"Target: `feedback` at 3 % not distinguishable from exact: {reached} ({each.mean:+.4f} "
-                f"± {each.half_width:.4f}, with {each.uncounted_share:.2%} of the contributions not counted)."
+                f"Target: `feedback` at 3 % not distinguishable from exact: {reached} ({comparison.mean:+.4f} "
+                f"± {comparison.half_width:.4f}, with {comparison.uncounted_share:.2%} of the contributions not "
+                "counted)."
             )
     identical = all(log["replicas_identical"] for log in content["logs"])
     lines.append(f"Replicas were bit-identical in {'every run' if identical else '**not every** run'}.")
@@ -231,17 +236,21 @@ def _draw_curves(curves: Any, logs: list[Log], colours: Mapping[str, str]) -> No
 
 
 def _draw_ends(ends: Any, comparisons: Sequence[Comparison], colours: Mapping[str, str]) -> None:
-    loss_bounds = sorted({each.loss_bound for each in comparisons} - {0.0})
-    again = [each for each in comparisons if each.loss_bound == 0]
-    for each in comparisons:
-        place = 0.0 if each.loss_bound == 0 else 1 + loss_bounds.index(each.loss_bound)
-        shift = 0.0 if each.loss_bound == 0 else 0.2 * (TREATMENTS.index(each.treatment) - 1)
-        colour = colours[EXACT if each.loss_bound == 0 else each.treatment]
-        label = each.treatment if each.loss_bound in (0.0, loss_bounds[0] if loss_bounds else 0.0) else None
-        ends.errorbar(place + shift, each.mean, each.half_width, fmt="_", color=colour, capsize=3, label=label)
-        ends.plot([place + shift] * len(each.differences), each.differences, ".", color=colour, alpha=0.6)
+    loss_bounds = sorted({comparison.loss_bound for comparison in comparisons} - {0.0})
+    again = [comparison for comparison in comparisons if comparison.loss_bound == 0]
+    for comparison in comparisons:
+        place = 0.0 if comparison.loss_bound == 0 else 1 + loss_bounds.index(comparison.loss_bound)
+        shift = 0.0 if comparison.loss_bound == 0 else 0.2 * (TREATMENTS.index(comparison.treatment) - 1)
+        colour = colours[EXACT if comparison.loss_bound == 0 else comparison.treatment]
+        label = comparison.treatment if comparison.loss_bound in (0.0, loss_bounds[0] if loss_bounds else 0.0) else None
+        ends.errorbar(
+            place + shift, comparison.mean, comparison.half_width, fmt="_", color=colour, capsize=3, label=label
+        )
+        ends.plot([place + shift] * len(comparison.differences), comparison.differences, ".", color=colour, alpha=0.6)
     ends.axhline(0, color="black", lw=0.5)
-    ends.set_xticks(range(len(loss_bounds) + 1), [AGAIN if again else "", *(f"{each:.1%}" for each in loss_bounds)])
+    ends.set_xticks(
+        range(len(loss_bounds) + 1), [AGAIN if again else "", *(f"{loss_bound:.1%}" for loss_bound in loss_bounds)]
+    )
     ends.set(xlabel="loss bound", ylabel="difference to exact, same seed", title="final loss; bars are 95 % intervals")
     ends.legend()
 
@@ -249,7 +258,7 @@ def _draw_ends(ends: Any, comparisons: Sequence[Comparison], colours: Mapping[st
 def jobs(loss_bound: float, seeds: tuple[int, ...], model: dict[str, Any]) -> list[Job]:
     """The jobs on the links of one loss bound, seed by seed: an interrupted run has whole seeds."""
     policies: dict[str, dict[str, Any]] = {name: {} for name, at in EXACT_AT.items() if at == loss_bound}
-    policies |= {each: {"loss_bound": loss_bound, "treatment": each} for each in TREATMENTS}
+    policies |= {treatment: {"loss_bound": loss_bound, "treatment": treatment} for treatment in TREATMENTS}
     return [Job(name, policy=policy, seed=seed, **model) for seed in seeds for name, policy in policies.items()]
 
 

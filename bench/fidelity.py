@@ -210,8 +210,8 @@ def sizes(name: str) -> dict[str, int]:
     """Parameters of a model, and those that the codecs encode."""
     model = MODELS[name]()
     fine, parameters = Fine(model), list(model.parameters())
-    coarse = sum(each.numel() for each in parameters if each not in fine)
-    return {"parameters": sum(each.numel() for each in parameters), "coarse": coarse}
+    coarse = sum(parameter.numel() for parameter in parameters if parameter not in fine)
+    return {"parameters": sum(parameter.numel() for parameter in parameters), "coarse": coarse}
 
 
 def whole_seeds(runs: Sequence[Log], name: str) -> dict[int, dict[str, Log]]:
@@ -292,7 +292,7 @@ def measure(content: dict[str, Any], seeds: Sequence[int]) -> None:
                 continue
             start_s, start_cpu_s = time.perf_counter(), time.process_time()
             content["runs"] += train(name, seed)
-            content["models"] = {each: sizes(each) for each in MODELS}
+            content["models"] = {model: sizes(model) for model in MODELS}
             content["machine"] = about
             content["measured"] = today()
             write_results(RESULTS, content)

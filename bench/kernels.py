@@ -151,7 +151,7 @@ def codec_rows(size: int, codecs: Sequence[str], levels: Sequence[str], rounds: 
         errors: dict[str, Any] = {"bytes_per_value": CODECS[name].block_bytes / CODECS[name].block_values}
         errors |= {data: errors_of(CODECS[name], make(ERROR_VALUES)) for data, make in DATA.items()}
         for level in levels:
-            speeds = {each: speed(summaries[name, level, each]) for each in OPERATIONS}
+            speeds = {operation: speed(summaries[name, level, operation]) for operation in OPERATIONS}
             found.append({"codec": name, "level": level, "size_bytes": size, **speeds, **errors})
     return found
 
@@ -165,9 +165,9 @@ def codec_table(rows: Sequence[dict[str, Any]]) -> list[str]:
         "# codec   level    GB/s       %    GB/s       %    GB/s       %      %            NMSE cosine    NMSE cosine",
     ]
     for row in rows[1:]:
-        speeds = [row[each] for each in OPERATIONS]
-        rates = " ".join(f"{each['gb_s']:7.2f} {100 * each['of_memcpy']:7.0f}" for each in speeds)
-        spread = 100 * max(each["spread"] for each in speeds)
+        speeds = [row[operation] for operation in OPERATIONS]
+        rates = " ".join(f"{speed['gb_s']:7.2f} {100 * speed['of_memcpy']:7.0f}" for speed in speeds)
+        spread = 100 * max(speed["spread"] for speed in speeds)
         errors = " ".join(f"{row[data]['nmse']:7.1e} {row[data]['cosine']:6.4f}" for data in DATA)
         name = f"{row['codec']:>7} {row['level']:>7}"
         lines.append(f"{name} {rates} {spread:6.0f} {row['bytes_per_value']:7.4f} {errors}")

@@ -91,7 +91,7 @@ ERROR_MAX = 0.10
 def scenario_of(case: Case) -> Scenario:
     """A host for every rank."""
     scenario = Scenario.read(SCENARIO)
-    nics = tuple(dataclasses.replace(each, rate_bps=case.rate_bps) for each in scenario.nics)
+    nics = tuple(dataclasses.replace(nic, rate_bps=case.rate_bps) for nic in scenario.nics)
     return dataclasses.replace(scenario, hosts=case.ranks * case.replicas, nics=nics)
 
 
@@ -271,7 +271,7 @@ def table(content: dict[str, Any]) -> str:
 def trace(content: dict[str, Any], name: str, path: Path) -> None:
     """Writes the measured actions of all ranks, and beside them the model's of one pipeline."""
     measured = Measured(content)
-    spans = [Span(*each) for each in measured.logs[name][-1]["spans"]]
+    spans = [Span(*span) for span in measured.logs[name][-1]["spans"]]
     model = predict(measured.case, name, measured.costs)
     start_s = model.step_s * 6  # a step of the steady state
     steady = [
@@ -314,7 +314,7 @@ def measure_all(only: Sequence[str] | None, rounds: int, slower: float) -> dict[
     content = kept()
     for name, case in CASES.items():
         if not only or name in only:
-            names = [each for each in SYSTEMS if each not in LEFT_OUT.get(name, ())]
+            names = [system for system in SYSTEMS if system not in LEFT_OUT.get(name, ())]
             content["cases"][name] = measure(slowed(case, slower), names, rounds)
             keep(content)
     if not only or "sweep" in only:
@@ -343,8 +343,8 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 2
     keep(content)
-    for each in content["cases"].values():
-        print(table(each))
+    for case in content["cases"].values():
+        print(table(case))
     return 0
 
 

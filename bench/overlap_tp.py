@@ -263,7 +263,7 @@ def steps_table(content: dict[str, Any]) -> str:
         wanted = f"≥ {target:.2f} (limit {limit:.2f})" if target else f"(limit {limit:.2f})" if limit else ""
         model_s, ratio = ideal_s(system, forward_s), spread(ratios, 1, ".3f")
         if system == OURS:
-            ratios = [model_s / each for each in ours]
+            ratios = [model_s / our_s for our_s in ours]
             wanted = f"model / step ≥ {MODEL_TARGET:.2f}"
             reached = verdict(statistics.median(ratios) >= MODEL_TARGET, found[OURS])
             ratio = f"model / step {spread(ratios, 1, '.3f')}"

@@ -100,7 +100,7 @@ def main() -> None:
             print(f"three hosts: status {status} after {time.monotonic() - start_s:.0f} s; {out.splitlines()[:1]}")
             if status != 0 or not out.startswith("No findings"):
                 raise SystemExit(f"{out}\n{error}")
-            rates = [each["rate_bps"] / 1e6 for each in json.loads((folder / "probe.json").read_text())["paths"]]
+            rates = [path["rate_bps"] / 1e6 for path in json.loads((folder / "probe.json").read_text())["paths"]]
             print(f"rates in Mbit/s: {', '.join(f'{rate:.0f}' for rate in rates)}")
             for what, hosts in (
                 ("a name that does not resolve", "host0,absent"),

@@ -73,7 +73,7 @@ def main() -> int:
         plans.write(file, work())
         for number, chunk in enumerate(CHUNKS_KIB):
             times = [mean_us(file, 2 * number + ring, rate) for rate in RATES for ring in range(2)]
-            print(f"| {chunk} KiB | " + " | ".join(f"{each:.0f}" for each in times) + " |", flush=True)
+            print(f"| {chunk} KiB | " + " | ".join(f"{time:.0f}" for time in times) + " |", flush=True)
     return 0
 
 

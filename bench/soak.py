@@ -116,7 +116,7 @@ def _round(rank: int, size: int, seed: int, until: float) -> int:
     """One life of the job; returns its number of operations."""
     common = random.Random(seed)
     members = [sorted(common.sample(range(size), common.randint(1, size))) for _ in range(2)]
-    groups = [dist.group.WORLD, *(dist.new_group(each) for each in members)]
+    groups = [dist.group.WORLD, *(dist.new_group(member) for member in members)]
     lists = [list(range(size)), *members]
     sizes = [int(2 ** common.uniform(0, 19)) for _ in range(SIZES)]
     count = 0

@@ -114,7 +114,7 @@ class System:
     def times(self, target: float) -> list[float] | None:
         """The times to the target loss; None when a run did not reach it."""
         times = [time_to_loss(log, target) for log in self.logs]
-        return [each for each in times if each is not None] if None not in times else None
+        return [time for time in times if time is not None] if None not in times else None
 
     @property
     def final(self) -> list[float]:

@@ -102,11 +102,11 @@ def job(options: argparse.Namespace) -> dict[str, Any]:
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe(duplex=False)
     processes = [context.Process(target=rank_main, args=(rank, ports, options, there)) for rank in range(RANKS)]
-    for each in processes:
-        each.start()
+    for process in processes:
+        process.start()
     found, sample_s = here.recv()
-    for each in processes:
-        each.join()
+    for process in processes:
+        process.join()
     columns = {"step": 0, "cpu": 1}
     result: dict[str, Any] = {"pairs": options.pairs, "seconds": options.seconds, "sample_s": sample_s}
     for name, column in columns.items():

@@ -55,9 +55,9 @@ def job(folder: Path) -> Iterator[tuple[str, list[subprocess.Popen[bytes]]]]:
     try:
         yield f"127.0.0.1:{store}", processes
     finally:
-        for each in processes:
-            each.kill()
-            each.wait()
+        for process in processes:
+            process.kill()
+            process.wait()
 
 
 def check_server(server: Server) -> None:
@@ -122,8 +122,8 @@ def main() -> None:
                     server.feed.look()
 
             threads = [threading.Thread(target=feed), threading.Thread(target=server.serve_forever)]
-            for each in threads:
-                each.start()
+            for thread in threads:
+                thread.start()
             browser = Browser(Path(name) / "profile")
             try:
                 check_server(server)
@@ -133,8 +133,8 @@ def main() -> None:
                 browser.close()
                 ends.set()
                 server.shutdown()
-                for each in threads:
-                    each.join()
+                for thread in threads:
+                    thread.join()
     print("the page works")
 
 

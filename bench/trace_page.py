@@ -125,7 +125,7 @@ def table(browser: Browser, query: str) -> list[dict[str, Any]]:
 def check_tables(browser: Browser, trace: Path) -> None:
     """Perfetto has taken all of the trace."""
     events = json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
-    written = collections.Counter(each["ph"] for each in events)
+    written = collections.Counter(event["ph"] for event in events)
     bad = table(browser, "select name, value from stats where severity in ('error', 'data_loss') and value > 0")
     assert bad == [], bad
     taken = table(
@@ -136,7 +136,7 @@ def check_tables(browser: Browser, trace: Path) -> None:
     print(f"Perfetto has {taken}")
     assert taken == {"slices": written["X"] + written["i"], "readings": written["C"], "arrows": written["f"]}, written
     names = {each["name"] for each in table(browser, "select name from process where name is not null")}
-    assert names == {each["args"]["name"] for each in events if each["name"] == "process_name"}, names
+    assert names == {event["args"]["name"] for event in events if event["name"] == "process_name"}, names
     inside = table(
         browser,
         "select count(*) as n from slice as inner_one join slice as outer_one on inner_one.parent_id = outer_one.id "
@@ -148,7 +148,7 @@ def check_tables(browser: Browser, trace: Path) -> None:
 def steps_shown(trace: Path) -> str:
     """The part of the address that shows two steps of the profile."""
     events = json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
-    steps = sorted((each["ts"], each["dur"]) for each in events if each["name"].startswith("step "))
+    steps = sorted((event["ts"], event["dur"]) for event in events if event["name"].startswith("step "))
     start_us, end_us = steps[-4][0], sum(steps[-1])  # two ranks
     return f"&visStart={start_us * 1e3:.0f}&visEnd={end_us * 1e3:.0f}&hideSidebar=true"
 

@@ -340,7 +340,7 @@ def sources(file: config_file.ConfigFile, environ: Mapping[str, str]) -> dict[st
             raise ConfigError(f"{name}={given.strip()}: there is no such setting; known: {', '.join(known)}")
     for section, entries in file.sections.items():
         if section not in SECTIONS:
-            shown = ", ".join(f"[{each}]" for each in SECTIONS)
+            shown = ", ".join(f"[{section}]" for section in SECTIONS)
             raise ConfigError(f"{file.path}: [{section}]: there is no such section; use {shown}")
         for name in entries:
             if name not in by_section[section]:

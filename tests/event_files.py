@@ -51,5 +51,5 @@ def read(folder: Path) -> dict[str, list[Scalar]]:
     events = accumulator.EventAccumulator(str(folder), size_guidance={"scalars": 0})
     events.Reload()
     for name in events.Tags()["scalars"]:
-        found[name] = [Scalar(each.value, each.step, each.wall_time) for each in events.Scalars(name)]
+        found[name] = [Scalar(scalar.value, scalar.step, scalar.wall_time) for scalar in events.Scalars(name)]
     return found

@@ -233,7 +233,7 @@ def _make_late(training: Training) -> None:
     late: list[Any] = []
 
     def step(_: Any) -> None:
-        now = [None if each.grad is None else each.grad.clone() for each in parameters]
+        now = [None if parameter.grad is None else parameter.grad.clone() for parameter in parameters]
         for parameter, gradient in zip(parameters, late, strict=False):
             parameter.grad = gradient
         if late:

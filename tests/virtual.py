@@ -103,8 +103,8 @@ def virtual_all_reduce(
     world, numel = len(contributions), len(contributions[0])
     places = tuple(map(tuple, hosts or [[rank] for rank in range(world)]))
     plans = plans_of(places, numel, (up, down), world if average else 1, keep_errors, loss > 0)
-    sources = [np.array(each, order="C") for each in contributions]
-    outputs = [np.empty_like(each) for each in sources]
+    sources = [np.array(contribution, order="C") for contribution in contributions]
+    outputs = [np.empty_like(source) for source in sources]
     coders = {name: Kernel(CODECS[name], key) for name in (up, down)}
     missing = interpreter.run(plans, sources, outputs, Op.SUM, seed=key, loss=loss, coders=coders)
     if not all(np.array_equal(output.view("u4"), outputs[0].view("u4")) for output in outputs):

@@ -95,9 +95,9 @@ def spans_of_ranks() -> list[Span]:
 
 def last_step(log: Log) -> list[Span]:
     """The computations of the last step, of a job with `spans`."""
-    spans = [Span(*each) for each in log["spans"]]
-    start_s = max(each.end_s for each in spans) - log["step_s"][-1]
-    kept = [each for each in spans if each.start_s >= start_s]
+    spans = [Span(*span) for span in log["spans"]]
+    start_s = max(span.end_s for span in spans) - log["step_s"][-1]
+    kept = [span for span in spans if span.start_s >= start_s]
     return [each._replace(start_s=each.start_s - start_s, end_s=each.end_s - start_s) for each in kept]
 
 
@@ -105,15 +105,15 @@ def steady_step(model: Simulation) -> list[Span]:
     """A step of the model's steady state."""
     start_s = 6 * model.step_s
     return [
-        each._replace(start_s=each.start_s - start_s, end_s=each.end_s - start_s)
-        for each in model.spans
-        if start_s <= each.start_s < start_s + model.step_s
+        span._replace(start_s=span.start_s - start_s, end_s=span.end_s - start_s)
+        for span in model.spans
+        if start_s <= span.start_s < start_s + model.step_s
     ]
 
 
 def slowed(scenario: Scenario, slower: float) -> Scenario:
     """The scenario with links of a lower rate."""
-    nics = (dataclasses.replace(each, rate_bps=(each.rate_bps or 0) / slower) for each in scenario.nics)
+    nics = (dataclasses.replace(nic, rate_bps=(nic.rate_bps or 0) / slower) for nic in scenario.nics)
     return dataclasses.replace(scenario, nics=tuple(nics))
 
 

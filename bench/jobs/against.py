@@ -136,7 +136,7 @@ def memory(join: Join, size_bytes: int, iters: int) -> Found:
     join()
     tensors: list[Tensor] = [torch.ones(size_bytes // 4) for _ in range(2)]
     for _ in range(iters):
-        for work in [dist.all_reduce(each, async_op=True) for each in tensors]:
+        for work in [dist.all_reduce(tensor, async_op=True) for tensor in tensors]:
             assert work is not None  # for mypy: it is None only outside the group
             work.wait()
     return {"values": [resident("VmHWM") - before], "cpu_s": (time.process_time() - start_cpu_s) / iters}

@@ -270,7 +270,7 @@ def train(job: Log, content: Log) -> Log:
     step_s = [later - earlier for earlier, later in pairwise(moments)]
     log: Log = {"step_s": step_s, **turns.busy(cpu, moments[-1] - moments[0])}
     if job.get("trace"):
-        log["spans"] = _spans([each for each in recorder.records if each.start_s >= moments[-2]])
+        log["spans"] = _spans([record for record in recorder.records if record.start_s >= moments[-2]])
     return log
 
 
@@ -286,7 +286,7 @@ def _costs(case: Case, values: int) -> Log:
 
 def costs_of(table: dict[str, Any]) -> Costs:
     """Inverse of `dataclasses.asdict`."""
-    return Costs(tuple(Layer(**each) for each in table["layers"]), Link(**table["link"]), action_s=table["action_s"])
+    return Costs(tuple(Layer(**layer) for layer in table["layers"]), Link(**table["link"]), action_s=table["action_s"])
 
 
 def with_waits(records: Sequence[Timed], began_s: Sequence[float]) -> list[Timed]:

@@ -92,7 +92,7 @@ class Job:
 def interface_bytes() -> int:
     """Bytes that the network interfaces of this namespace have sent, as the kernel counts them."""
     counters = Path("/sys/class/net").glob("*/statistics/tx_bytes")
-    return sum(int(each.read_text()) for each in counters if each.parts[4] != "lo")
+    return sum(int(counter.read_text()) for counter in counters if counter.parts[4] != "lo")
 
 
 def learning_rate_share(step: int, steps: int) -> float:
@@ -215,7 +215,7 @@ def train(job: Job, text: Tensor, held_out: Tensor) -> Log:
     return {
         "job": dataclasses.asdict(job),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "fine": sum(each.numel() for each in model.parameters() if each in commlayer.Fine(model.module)),
+        "fine": sum(parameter.numel() for parameter in model.parameters() if parameter in commlayer.Fine(model.module)),
         "ranks": world,
         "step_s": [round(each, 5) for each in step_s],
         "forward_s": statistics.median(each for each, _ in alone) if alone else None,

@@ -108,7 +108,7 @@ class PacketLoss:
             first = np.array([packet.start // map_values for packet in packets])
             last = np.array([(packet.stop - 1) // map_values for packet in packets])
             self._protects.append((first[:, None] <= last) & (last[:, None] >= first))
-        reach = np.concatenate([each.sum(0) for each in self._protects]).mean()
+        reach = np.concatenate([mask.sum(0) for mask in self._protects]).mean()
         self.probability = share / (1 - share * reach)
         """The probability that an unprotected packet is lost."""
         self._random = np.random.default_rng(seed)
@@ -133,7 +133,7 @@ class VirtualHook:
     def __init__(
         self, parameters: Sequence[Tensor], fine: Fine, policy: Policy, ranks: int, loss: float, seed: Sequence[int]
     ) -> None:
-        starts = [0, *accumulate(each.numel() for each in parameters)]
+        starts = [0, *accumulate(parameter.numel() for parameter in parameters)]
         self.policy, self.ranks, self.size = policy, ranks, starts.pop()
         parts = cut(parameters, starts, self.size, fine)
         self.coarse, self.fine = parts.coarse, [slice(*each) for each in parts.fine]

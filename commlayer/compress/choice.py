@@ -139,11 +139,11 @@ class Choice:
         allow_state: bool,
         unavailable: Mapping[str, str] | None = None,
     ) -> None:
-        self.candidates = [each for each in candidates if allow_state or not each.keeps_errors]
-        forbidden = [each for each in candidates if each not in self.candidates]
+        self.candidates = [candidate for candidate in candidates if allow_state or not candidate.keeps_errors]
+        forbidden = [candidate for candidate in candidates if candidate not in self.candidates]
         self.unavailable = {each.codec: "needs Policy(allow_state=True)" for each in forbidden}
         self.unavailable |= unavailable or {}
-        self._by_name = {each.codec: each for each in candidates}
+        self._by_name = {candidate.codec: candidate for candidate in candidates}
         self._share = share
         self._start = "bf16"  # used until the first decision: it has the range of float32
         self.codecs: list[str] = []
@@ -179,7 +179,7 @@ class Choice:
             self._end_step(now_s - self._begun_s)
         self._begun_s, self._buckets = now_s, {}
         self._since += 1
-        has_new = bool(self.decisions) and any(each.begins == step for each in self.candidates)
+        has_new = bool(self.decisions) and any(candidate.begins == step for candidate in self.candidates)
         steps = TRIAL - 1 if self._trial else PERIOD if self.decisions else FIRST
         if has_new or self._since > steps:
             self._since = 0
@@ -226,7 +226,7 @@ class Choice:
 
     def _bytes(self, codecs: Sequence[str]) -> float:
         loads = [self._load(*each) for each in zip(codecs, self._contents, strict=True)]
-        return sum(each.sent_bytes for each in loads)
+        return sum(load.sent_bytes for load in loads)
 
     def _decide(self, step: int, agree: Agree) -> None:
         """Chooses the codecs of the next period, if there are measurements on every rank."""
@@ -249,7 +249,7 @@ class Choice:
             return
         sent_bytes = self._bytes(tried)
         self._link.measure(sent_bytes, busy_s, is_trial=is_trial)
-        allowed = [each for each in self.candidates if each.begins <= step]
+        allowed = [candidate for candidate in self.candidates if candidate.begins <= step]
         seconds_per_byte, latency_s = self._link.seconds_per_byte, self._link.latency_s
         times = list(starts), max(length_s - waiting_s, 0.0), seconds_per_byte, latency_s
         model = StepModel(self._by_name, self._loads(), self._contents, *times)
@@ -266,7 +266,9 @@ class Choice:
         if codecs != current and model.cost(codecs) > (1 - WORTH) * cost:
             options = [codecs, *([each.codec] * count for each in allowed)]
             milder = (
-                each for each in options if self._is_milder(each, current) and model.cost(each) <= TOLERABLE * cost
+                option
+                for option in options
+                if self._is_milder(option, current) and model.cost(option) <= TOLERABLE * cost
             )
             codecs, why = next(milder, current), f"a shorter code would save less than {WORTH:.0%}"
         self.codecs = codecs
@@ -280,13 +282,16 @@ class Choice:
             self._steady_s = busy_s if codecs == current else 0.0
             self._steady_length_s = length_s
             self._trial = self._tried(current, model.loads, allowed, busy_s) if codecs == current else []
-        predicted = {each.codec: model.seconds([each.codec] * count) for each in self.candidates}
+        predicted = {candidate.codec: model.seconds([candidate.codec] * count) for candidate in self.candidates}
         measured = 1 / seconds_per_byte, latency_s, waiting_s, length_s
         self.decisions.append(Decision(step, codecs, *measured, predicted, model.seconds(codecs), why))
 
     def _loads(self) -> list[dict[str, Load]]:
         """By bucket and codec."""
-        return [{each.codec: self._load(each.codec, content) for each in self.candidates} for content in self._contents]
+        return [
+            {candidate.codec: self._load(candidate.codec, content) for candidate in self.candidates}
+            for content in self._contents
+        ]
 
     def _learn(self, current: Sequence[str], tried: Sequence[str], model: StepModel, saved_s: float) -> bool:
         """Takes what a trial's steps saved, and the model does not explain, for coding time of the codecs left out.
@@ -303,7 +308,7 @@ class Choice:
         for i, each in enumerate(self.candidates):
             if left.get(each.codec):
                 self.candidates[i] = each._replace(coding_s=each.coding_s + unexplained_s / values)
-        self._by_name |= {each.codec: each for each in self.candidates}
+        self._by_name |= {candidate.codec: candidate for candidate in self.candidates}
         return True
 
     def _tried(
@@ -333,7 +338,7 @@ class Choice:
 
     def _is_milder(self, codecs: Sequence[str], current: Sequence[str]) -> bool:
         """Whether these codecs take less from the gradients, of some buckets at least, and more from none."""
-        order = [each.codec for each in self.candidates]
+        order = [candidate.codec for candidate in self.candidates]
         return codecs != current and all(order.index(a) <= order.index(b) for a, b in zip(codecs, current, strict=True))
 
     def explain(self) -> str:
@@ -346,7 +351,7 @@ class Choice:
             f"step {last.step}: {last.rate_bytes_s * 8e-6:.0f} Mbit/s measured, and {last.latency_s * 1e3:.1f} ms more",
             f"a step took {last.step_s * 1e3:.1f} ms, of which {last.waiting_s * 1e3:.1f} ms waiting",
             "all buckets as    bytes sent  predicted step",
-            *(self._row(each, last) for each in self.candidates),
+            *(self._row(candidate, last) for candidate in self.candidates),
             *(f"{codec:16}  not chosen from: {reason}" for codec, reason in self.unavailable.items()),
             "bucket     values  codec         bytes sent",
             *(f"{i:6} {values:10}  {codec:12}{self._sent(i, codec):12.0f}" for i, (values, codec) in used),
@@ -376,7 +381,7 @@ class Choice:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes over the value of `state_dict`, before the first step: goes on with its codecs while the buckets are
         the same, if all of them are still candidates, and if every rank has taken over the same."""
-        if {each.codec for each in self.candidates}.issuperset(state["codecs"]):
+        if {candidate.codec for candidate in self.candidates}.issuperset(state["codecs"]):
             self._values, self.codecs = list(state["values"]), list(state["codecs"])
 
 
@@ -384,19 +389,19 @@ def _mildest(model: StepModel, candidates: Sequence[Candidate]) -> tuple[list[st
     """The mildest codecs with little waiting, and the reason."""
     count = len(model.contents)
     chosen = candidates[0]
-    for each in candidates:
+    for candidate in candidates:
         waiting = 1 - model.computing_s / model.seconds([chosen.codec] * count)
-        if waiting <= (STATE_WAITING if each.keeps_errors else LITTLE_WAITING):
+        if waiting <= (STATE_WAITING if candidate.keeps_errors else LITTLE_WAITING):
             break
-        if model.cost([each.codec] * count) < (1 - WORTH) * model.cost([chosen.codec] * count):
-            chosen = each
+        if model.cost([candidate.codec] * count) < (1 - WORTH) * model.cost([chosen.codec] * count):
+            chosen = candidate
     codecs = [chosen.codec] * count
     shortest_s = model.seconds(codecs)
     waiting = 1 - model.computing_s / shortest_s
     why = f"the mildest with at most {LITTLE_WAITING:.0%} waiting"
     if waiting > LITTLE_WAITING:
         why = f"shorter codes would save less than {WORTH:.0%}, or keep errors; {waiting:.0%} of the step waits"
-    order = [each.codec for each in candidates]
+    order = [candidate.codec for candidate in candidates]
     for i in range(count):
         for codec in order[: order.index(chosen.codec)]:
             milder = [*codecs[:i], codec, *codecs[i + 1 :]]
@@ -409,7 +414,7 @@ def _mildest(model: StepModel, candidates: Sequence[Candidate]) -> tuple[list[st
 def _busy_s(buckets: Sequence[Bucket]) -> float:
     """Seconds in which at least one bucket was on the network."""
     busy_s, until_s = 0.0, 0.0
-    for start_s, end_s in sorted(span for each in buckets for span in each.spans):
+    for start_s, end_s in sorted(span for bucket in buckets for span in bucket.spans):
         busy_s += max(end_s - max(start_s, until_s), 0.0)
         until_s = max(until_s, end_s)
     return busy_s

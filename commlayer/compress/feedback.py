@@ -80,7 +80,7 @@ class Feedback:
         if loss_scale != self._loss_scale:
             factor, self._loss_scale = loss_scale / self._loss_scale, loss_scale
             for stretches in (*self._kept.values(), *self._restored.values()):
-                stretches[:] = [each._replace(values=each.values * factor) for each in stretches]
+                stretches[:] = [stretch._replace(values=stretch.values * factor) for stretch in stretches]
 
     def has_met(self, parameters: Sequence[Tensor]) -> bool:
         """Whether all of them have numbers."""
@@ -195,9 +195,14 @@ class Feedback:
 
     def _find(self, stretches: Iterable[Stretch], offset: int, like: Tensor) -> Tensor | None:
         """The values of a stretch that begins at `offset` and is as long as `like`, if their memory can be reused."""
-        for each in stretches:
-            if (each.offset, len(each.values), each.values.dtype, each.late) == (offset, len(like), self.dtype, False):
-                return each.values
+        for stretch in stretches:
+            if (stretch.offset, len(stretch.values), stretch.values.dtype, stretch.late) == (
+                offset,
+                len(like),
+                self.dtype,
+                False,
+            ):
+                return stretch.values
         return None
 
     def clear(self) -> None:

@@ -89,7 +89,7 @@ def cut(parameters: Sequence[Tensor], starts: Sequence[int], size: int, fine: Fi
             begin = stretches.pop()[0] if joins else start
             stretches.append((begin, start + parameter.numel()))
     coarse, at = [], 0
-    for start, end in [*(each for each in stretches if each[1] - each[0] >= GAP_LEAST), (size, size)]:
+    for start, end in [*(stretch for stretch in stretches if stretch[1] - stretch[0] >= GAP_LEAST), (size, size)]:
         if start > at and (at, start) not in stretches:
             coarse.append((at, start))
         at = end

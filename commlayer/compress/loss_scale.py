@@ -54,7 +54,7 @@ class LossScale:
         if self.given is not None:
             return
         # isinstance is no way: it would ask proxies for their class, and some of them then import modules.
-        found = [each for each in gc.get_objects() if issubclass(type(each), GradScaler)]
+        found = [item for item in gc.get_objects() if issubclass(type(item), GradScaler)]
         if len(found) > len(self._scalers):
             log.info(
                 "residuals follow the scale of the job's GradScaler; where this model's loss is not scaled, set "

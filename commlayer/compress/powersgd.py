@@ -318,7 +318,7 @@ def _at_least(least: int, value: object, what: str, use: str) -> int:
 
 def _flat(tensors: Iterable[Tensor]) -> Tensor:
     """All elements, one tensor after the other, in new memory."""
-    return torch.cat([torch.empty(0), *(each.reshape(-1) for each in tensors)])
+    return torch.cat([torch.empty(0), *(tensor.reshape(-1) for tensor in tensors)])
 
 
 def _orthonormal(rows: Tensor) -> Tensor:

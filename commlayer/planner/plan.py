@@ -136,9 +136,9 @@ def _count(number: int, name: str, plural: str = "s") -> str:
 def _runs(layers: Sequence[int]) -> str:
     """Layers per stage: 3 3 2 2 as 3x2 2x2."""
     runs: list[list[int]] = []
-    for each in layers:
-        if runs and runs[-1][0] == each:
+    for layer in layers:
+        if runs and runs[-1][0] == layer:
             runs[-1][1] += 1
         else:
-            runs.append([each, 1])
+            runs.append([layer, 1])
     return " ".join(f"{size}x{times}" if times > 1 else str(size) for size, times in runs)

@@ -178,7 +178,7 @@ def _choices(
     reductions: Sequence[Reduction],
     rejected: list[Rejected],
 ) -> Iterator[Choice]:
-    for depth in (each for each in range(1, ranks + 1) if ranks % each == 0):
+    for depth in (divisor for divisor in range(1, ranks + 1) if ranks % divisor == 0):
         replicas = ranks // depth
         if microbatches % replicas:
             rejected.append(
@@ -204,7 +204,7 @@ def _choices_of(
 ) -> Iterator[Choice]:
     groups: list[int | None] = [None]
     if chunks > 1:
-        groups += [each for each in _groups(depth, microbatches) if not 0 < microbatches % each < depth]
+        groups += [group for group in _groups(depth, microbatches) if not 0 < microbatches % group < depth]
     cuts: dict[tuple[int, ...], float] = {}
     for share in FIRST_SHARES if chunks > 1 else (1.0,):
         shares = [share] * depth + [1.0] * (depth * (chunks - 1))

@@ -78,7 +78,7 @@ def _long_all_reduce(rank: int, hosts: Hosts, numel: int, itemsize: int, divisor
     shards = [partition(cut[me], len(hosts), itemsize, settings.weights) for cut in cuts] if members else []
     window = None
     if settings.deterministic and members:
-        owned = [each[members.index(rank)] for each in shards]
+        owned = [shard[members.index(rank)] for shard in shards]
         window = direct.ordered_window(b, len(hosts), owned)
 
     def between(i: int, after: Sequence[int]) -> list[int]:

@@ -330,7 +330,7 @@ class PlanBuilder:
         steps["successor_first"] = ends - lengths
         steps["successor_count"] = lengths
         edges = int(ends[-1]) if count else 0
-        successors = np.fromiter((s for each in self._successors for s in each), np.uint32, edges)
+        successors = np.fromiter((s for successor in self._successors for s in successor), np.uint32, edges)
         steps.flags.writeable = False
         successors.flags.writeable = False
         return Plan(

@@ -109,12 +109,12 @@ def _is_known(rates: Rates) -> bool:
 def _links(rates: Sequence[Rates]) -> list[float]:
     """The rate of each host's link: the slower direction. What came in is no limit of the port if the others could not
     send more."""
-    sent = sum(each.sent for each in rates)
+    sent = sum(rate.sent for rate in rates)
     links = []
-    for each in rates:
-        link = min(each)
-        if each.received >= REACHED * (sent - each.sent) / (len(rates) - 1):
-            link = max(link, each.sent / SENT_ERROR)
+    for rate in rates:
+        link = min(rate)
+        if rate.received >= REACHED * (sent - rate.sent) / (len(rates) - 1):
+            link = max(link, rate.sent / SENT_ERROR)
         links.append(link)
     return links
 

@@ -211,7 +211,7 @@ class DeferredStep:
         """
         own = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
         reductions = [*self._open, *(each.reduction for each in self._held)]
-        arriving = {parameter for each in reductions for parameter in each.gradients}
+        arriving = {parameter for reduction in reductions for parameter in reduction.gradients}
         self._shared = others_hold([each for each in own if each in arriving], own)
         if self._shared:
             first = next(number for number, each in enumerate(own) if each in self._shared)

@@ -46,8 +46,8 @@ def tensors_in(values: Any) -> Iterator[Tensor]:
     if isinstance(values, Tensor):
         yield values
     elif isinstance(values, (list, tuple)):
-        for each in values:
-            yield from tensors_in(each)
+        for value in values:
+            yield from tensors_in(value)
     elif isinstance(values, dict):
         yield from tensors_in(tuple(values.values()))
 
@@ -110,14 +110,16 @@ def others_hold(parameters: Iterable[Tensor], known: Collection[Tensor]) -> set[
     """
     storages = Counter(_storage(each) for each in known if _has_storage(each))
     found = set()
-    for each in parameters:
-        if _has_storage(each) and _holders(each) > storages[_storage(each)]:
-            found.add(each)
-        elif _has_storage(each) and storages[_storage(each)] > 1:
-            low, high = _range(each)
-            others = (_range(other) for other in known if other is not each and _storage(other) == _storage(each))
+    for parameter in parameters:
+        if _has_storage(parameter) and _holders(parameter) > storages[_storage(parameter)]:
+            found.add(parameter)
+        elif _has_storage(parameter) and storages[_storage(parameter)] > 1:
+            low, high = _range(parameter)
+            others = (
+                _range(other) for other in known if other is not parameter and _storage(other) == _storage(parameter)
+            )
             if any(start < high and low < end for start, end in others):
-                found.add(each)
+                found.add(parameter)
     return found
 
 

@@ -18,8 +18,8 @@ def one_f_one_b(ranks: int, microbatches: int) -> list[list[Action]]:
     _check(ranks, microbatches, 1)
     order = []
     for rank in range(ranks):
-        forwards = [Action("F", rank, each) for each in range(microbatches)]
-        backwards = [Action("B", rank, each) for each in range(microbatches)]
+        forwards = [Action("F", rank, microbatch) for microbatch in range(microbatches)]
+        backwards = [Action("B", rank, microbatch) for microbatch in range(microbatches)]
         order.append(_alternate(forwards, backwards, ranks - 1 - rank))
     return order
 

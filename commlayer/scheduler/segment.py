@@ -25,8 +25,10 @@ class _Buffer:
 
     def __init__(self, parameters: Sequence[Tensor]) -> None:
         first = parameters[0]
-        self.flat = torch.zeros(sum(each.numel() for each in parameters), dtype=first.dtype, device=first.device)
-        parts = self.flat.split([each.numel() for each in parameters])
+        self.flat = torch.zeros(
+            sum(parameter.numel() for parameter in parameters), dtype=first.dtype, device=first.device
+        )
+        parts = self.flat.split([parameter.numel() for parameter in parameters])
         self.views = [gradient_view(part, each) for part, each in zip(parts, parameters, strict=True)]
         self.reduction: PendingReduction | None = None
         """The last one."""

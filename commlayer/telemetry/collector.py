@@ -219,8 +219,8 @@ class Collector:
 
     def _tell(self, router: Any, message: list[bytes]) -> None:
         """Sends a message to all agents."""
-        for each in self._agents.values():
-            router.send_multipart([each, *message])
+        for agent in self._agents.values():
+            router.send_multipart([agent, *message])
 
 
 @contextlib.contextmanager

@@ -55,7 +55,7 @@ def check_sample(text: bytes, rank: int, world: int) -> None:
         raise ValueError(f"a sample whose {wrong[0]} is not that of this version")
     if (found["rank"], found["world"]) != (rank, world):
         raise ValueError(f"a sample of rank {found['rank']} of {found['world']}, sent as rank {rank} of {world}")
-    if any(len(each) != 2 for each in found["lags"]):
+    if any(len(lag) != 2 for lag in found["lags"]):
         raise ValueError("lags are pairs of a rank and microseconds")
 
 

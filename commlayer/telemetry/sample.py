@@ -73,7 +73,7 @@ def between(before: Reading, now: Reading) -> dict[str, Any]:
         return now.stats.get(name, 0) - before.stats.get(name, 0)
 
     sent, lost = count("packets_sent"), max(0, count("packets_lost") - count("packets_spurious"))
-    queues = [each.queue_us for each in now.paths.values()]
+    queues = [path.queue_us for path in now.paths.values()]
     return {
         "interval_s": round(passed_s, 3),
         "steps": now.steps - before.steps,
@@ -111,7 +111,7 @@ def in_steps(before: Reading, now: Reading) -> dict[str, Any]:
 def _lags(before: Mapping[int, Lag], now: Mapping[int, Lag]) -> list[list[int]]:
     """The peers that this rank has waited for longest: rank, and microseconds."""
     waits = [[rank, lag.waited_us - before.get(rank, Lag(0, 0)).waited_us] for rank, lag in now.items()]
-    return sorted((each for each in waits if each[1] > 0), key=lambda each: -each[1])[:LAGS_TOLD]
+    return sorted((wait for wait in waits if wait[1] > 0), key=lambda each: -each[1])[:LAGS_TOLD]
 
 
 @dataclasses.dataclass
@@ -185,7 +185,7 @@ class Sampler:
             **self._in_steps,
             "oldest_s": round(self._exposure.oldest_s, 3),
             "paused": [] if engine is None else sorted(engine.paused),
-            "hooks": [_hook(each) for each in meter.hooks()],
+            "hooks": [_hook(hook) for hook in meter.hooks()],
         }
         packets = now.stats.get("packets_sent", 0) - before.stats.get("packets_sent", 0)
         payload = now.stats.get("payload_bytes_sent", 0) - before.stats.get("payload_bytes_sent", 0)
@@ -216,7 +216,7 @@ class Sampler:
                 read = Reading(time.monotonic(), engine.stats(), lags, paths, engine.packet_bytes)
         found = self._exposure
         lagged_s = sum(lag.waited_us for lag in read.lags.values()) / 1e6
-        found.update(meter, [each.calls for each in recorder.groups()], lagged_s)
+        found.update(meter, [group.calls for group in recorder.groups()], lagged_s)
         noted = ("steps", "exposed_s", "late_s", "stepped_s", "exposed_in_steps_s", "late_in_steps_s")
         return dataclasses.replace(read, **{name: getattr(found, name) for name in noted})
 

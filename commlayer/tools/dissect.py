@@ -197,8 +197,8 @@ class Verifier:
         self._key = key
         self._peers: dict[Address, int] = {}
         self._numbers: dict[tuple[Address, Address, bool], int] = {}
-        for each in packets:
-            self._peers.setdefault(each.sender, each.packet.source)
+        for packet in packets:
+            self._peers.setdefault(packet.sender, packet.packet.source)
 
     def verify(self, each: Captured) -> bool | None:
         """Whether the tag is right; None if the receiver is unknown. Call it in the order of the capture."""

@@ -306,7 +306,7 @@ def settle(rendezvous: Rendezvous, config: Config) -> None:
     try:
         answers = rendezvous.exchange("describe", described)
         values = [read_description(each, rendezvous.members, rank) for rank, each in enumerate(answers)]
-        agree(rendezvous.members, [each["settings"] for each in values], ConfigError)
+        agree(rendezvous.members, [value["settings"] for value in values], ConfigError)
     except Exception as error:
         rendezvous.give_up(error)
         raise

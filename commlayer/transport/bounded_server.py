@@ -65,7 +65,7 @@ class BoundedServer(ThreadingHTTPServer):
     def service_actions(self) -> None:
         """Ends connections that take too long: `serve_forever` calls it twice a second, and after each connection."""
         now_s = time.monotonic()
-        self._end([each for each in list(self._since_s.items()) if now_s - each[1] > EXCHANGE_S])
+        self._end([item for item in list(self._since_s.items()) if now_s - item[1] > EXCHANGE_S])
 
     def handle_error(self, *_: object) -> None:
         """A visitor that goes away is no error."""

@@ -134,7 +134,7 @@ class Counterparts:
 
     def _called(self, call: Call) -> str:
         """`send 3 of float32 [4] to rank 1, tag 7, called in step (train.py:50)`."""
-        numbers = [int(each["peer"]) for each in self.descriptions]
+        numbers = [int(description["peer"]) for description in self.descriptions]
         place = place_of(call)
         return f"{call.title()} {call.arguments(numbers)}".rstrip() + f", called in {place}" * bool(place)
 

@@ -71,7 +71,7 @@ class Diagnosis:
         return error
 
     def _numbers(self) -> list[int]:
-        return [int(each["peer"]) for each in self.descriptions]
+        return [int(description["peer"]) for description in self.descriptions]
 
     def _inquire(self, status: int, culprit: int | None, call: Call | None, failure: str) -> tuple[int | None, str]:
         """The culprit on which the ranks agree, and what their calls tell."""

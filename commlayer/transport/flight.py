@@ -90,13 +90,15 @@ class GroupRecord:
         """The group's parts of a dump: pg_config, pg_status and entries."""
         entries = [*self._collectives(), *self._messages()]
         configs = {(self.name, self.describe()): list(self.ranks)}
-        configs |= {each["process_group"]: each.pop("_ranks") for each in entries if "_ranks" in each}
+        configs |= {entry["process_group"]: entry.pop("_ranks") for entry in entries if "_ranks" in entry}
         reason, culprit = self.status()
         waits = [self.ranks[rank] for rank in self.awaited()] or ([] if culprit is None else [self.ranks[culprit]])
-        for each in entries:
-            if each["state"] != "completed" and not each["is_p2p"]:
-                each["awaited_ranks"] = waits
-        done = [each["collective_seq_id"] for each in entries if each["state"] == "completed" and not each["is_p2p"]]
+        for entry in entries:
+            if entry["state"] != "completed" and not entry["is_p2p"]:
+                entry["awaited_ranks"] = waits
+        done = [
+            entry["collective_seq_id"] for entry in entries if entry["state"] == "completed" and not entry["is_p2p"]
+        ]
         status = {
             "last_enqueued_collective": self.calls.collective_count,
             "last_started_collective": self.calls.collective_count,
@@ -343,7 +345,10 @@ def _nanoseconds(monotonic_s: float | None) -> int | None:
 def _sizes(call: Call, size: int) -> tuple[list[list[int]], list[list[int]]]:
     """Sizes as the analyzer compares them: of lists of tensors in gathers and scatters one size; if the ranks' parts
     differ, that of the whole."""
-    inputs, outputs = [list(map(int, each)) for each in call.inputs], [list(map(int, each)) for each in call.outputs]
+    inputs, outputs = (
+        [list(map(int, each)) for each in call.inputs],
+        [list(map(int, output)) for output in call.outputs],
+    )
     if _name(call, size).endswith("_v"):
         whole = [[max(_numel(inputs), _numel(outputs))]]
         return whole, whole

@@ -67,7 +67,7 @@ class Uplinks:
 
     def read(self, paths: Iterable[Mapping[str, Any]], now_s: float) -> None:
         """Reads the counters of all paths; several of them may leave through one link."""
-        for path in {(each["address"], each["port"]): each for each in paths}.values():
+        for path in {(path["address"], path["port"]): path for path in paths}.values():
             link = self._links.get((path["address"], path["port"]))
             if link is None:
                 self._links[path["address"], path["port"]] = Uplink(path["interface"], now_s, path["carried_bytes"])

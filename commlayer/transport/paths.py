@@ -33,7 +33,7 @@ def pair_paths(own: Mapping[str, Any], peer: Mapping[str, Any]) -> list[Path]:
     swapped = own["peer"] > peer["peer"]
     first, second = (peer, own) if swapped else (own, peer)
     ones, twos = _sockets(first["ports"]), _sockets(second["ports"])
-    addresses = [first["ports"][each[0]] for each in ones], [second["ports"][each[0]] for each in twos]
+    addresses = [first["ports"][one[0]] for one in ones], [second["ports"][two[0]] for two in twos]
     pairs = _pairs(*addresses, same_host=own["host"] == peer["host"])
     sockets = [list(zip(ones[i], twos[j], strict=False)) for i, j in pairs]
     rounds = [each[n] for n in range(PATHS_MAX) for each in sockets if n < len(each)]
@@ -51,11 +51,11 @@ def common_interface(descriptions: Sequence[Mapping[str, Any]], rank: int) -> st
     Ranks of one host use loopback. Otherwise it is in the first network in which every rank has a working interface;
     all ranks find the same network. Without a common network (routed hosts) it is each rank's first working interface.
     """
-    hosts = {each["host"] for each in descriptions}
+    hosts = {description["host"] for description in descriptions}
     if len(hosts) == 1:
         ports = sorted(descriptions[rank]["ports"], key=lambda port: not port["loopback"])
         return str(ports[0]["ifname"]) if ports else ""
-    usable = [_usable(each["ports"]) for each in descriptions]
+    usable = [_usable(description["ports"]) for description in descriptions]
     for network in map(_network, usable[0]):
         inside = [next((port for port in ports if _network(port) == network), None) for ports in usable]
         # An address that two hosts have is private to each host (a container bridge).

@@ -24,7 +24,9 @@ PACKAGES = ("site-packages", "dist-packages")
 def own(frames: Iterable[tuple[str, int, str]]) -> Iterator[str]:
     """The frames of the user's own code, as `train (train.py:63)`. A frame: file, line, function."""
     for file, line, name in frames:
-        if not file.startswith((STANDARD_LIBRARY, PACKAGE, "<frozen")) and not any(each in file for each in PACKAGES):
+        if not file.startswith((STANDARD_LIBRARY, PACKAGE, "<frozen")) and not any(
+            package in file for package in PACKAGES
+        ):
             yield f"{name} ({file}:{line})"
 
 

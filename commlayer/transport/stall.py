@@ -163,7 +163,7 @@ class Waits:
         return f"all ranks have called it{data}; see the paths in print(commlayer.paths())"
 
     def _numbers(self) -> list[int]:
-        return [int(each["peer"]) for each in self.descriptions]
+        return [int(description["peer"]) for description in self.descriptions]
 
 
 class StallWatch:
@@ -182,7 +182,7 @@ class StallWatch:
 
     def add(self, waits: Waits) -> None:
         """Also watches this group, until it is gone."""
-        self._groups = [*(each for each in self._groups if each() is not None), weakref.ref(waits)]
+        self._groups = [*(group for group in self._groups if group() is not None), weakref.ref(waits)]
 
     def start(self) -> None:
         """Starts the thread, which ends before the interpreter does: a thread in the Store's C++ code must not meet
@@ -192,7 +192,7 @@ class StallWatch:
 
     def remove(self, waits: Waits) -> bool:
         """Watches this group no longer; returns whether it was the last one."""
-        self._groups = [each for each in self._groups if each() not in (None, waits)]
+        self._groups = [group for group in self._groups if group() not in (None, waits)]
         return not self._groups
 
     def close(self) -> None:
@@ -210,23 +210,23 @@ class StallWatch:
     def look(self) -> bool:
         """Looks once at all groups; returns whether answers of other ranks are awaited. Raises an error of the Store if
         one does not answer."""
-        groups = [found for each in self._groups if (found := each()) is not None]
-        running = [each.oldest() for each in groups]
+        groups = [found for group in self._groups if (found := group()) is not None]
+        running = [group.oldest() for group in groups]
         for each, call in zip(groups, running, strict=True):
             each.follow(call, self.stall_s)
-        latest = [each.calls.collectives[-1].submitted_s for each in groups if each.calls.collectives]
+        latest = [group.calls.collectives[-1].submitted_s for group in groups if group.calls.collectives]
         if not any(running) and time.monotonic() - max(latest, default=self._begun_s) >= self.stall_s / 2:
-            for each in groups:
-                self._read_note(each)
+            for group in groups:
+                self._read_note(group)
         self._answer(groups)
-        asks = [each.messages.follow(self.stall_s, PATIENCE_LOOKS * self.pause_s) for each in groups]
+        asks = [group.messages.follow(self.stall_s, PATIENCE_LOOKS * self.pause_s) for group in groups]
         return any(asks)
 
     def _answer(self, groups: Sequence[Waits]) -> None:
         """Answers the questions of other ranks. Each engine has its own: those of its life."""
         lives: dict[str, list[Waits]] = {}
-        for each in groups:
-            lives.setdefault(each.life, []).append(each)
+        for group in groups:
+            lives.setdefault(group.life, []).append(group)
         self._questions = {
             life: self._questions.get(life) or Questions(of_life[0].notes, life, of_life[0].own_name)
             for life, of_life in lives.items()

@@ -52,7 +52,7 @@ def compare(name: str) -> str:
     ours = [launch(name, "commlayer", start=on_hosts, **OURS)]
     if HOSTS[name].replaceable:
         ours.append(launch(name, start=on_hosts, COMMLAYER_INSTEAD_OF="gloo", **OURS))
-    by_name, *others = (result(name, each) for each in ours)
+    by_name, *others = (result(name, run) for run in ours)
     assert (stock["backend"] != "commlayer", by_name["backend"]) == (True, "commlayer"), (stock, by_name)
     assert others == [by_name] * len(others), (by_name, others)
     pairs = zip(by_name["losses"], stock["losses"], strict=True)

@@ -16,7 +16,7 @@ def dataset() -> list[dict[str, torch.Tensor]]:
     generator = torch.Generator().manual_seed(1)
     starts = torch.randint(0, 40, (128, 1), generator=generator)
     tokens = (starts + torch.arange(24)) % 64
-    return [{"input_ids": each, "labels": each} for each in tokens]
+    return [{"input_ids": token, "labels": token} for token in tokens]
 
 
 def main(backend: str | None) -> None:

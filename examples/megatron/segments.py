@@ -75,7 +75,11 @@ class Deferred(ByNextUse):
     def __init__(self, chunks: list[Any], optimizer: Any) -> None:
         check(chunks, optimizer)
         super().__init__(chunks, optimizer)
-        self._optimizers = [each for each in optimizer.chained_optimizers if not each.is_stub_optimizer]
+        self._optimizers = [
+            chained_optimizer
+            for chained_optimizer in optimizer.chained_optimizers
+            if not chained_optimizer.is_stub_optimizer
+        ]
         self._steps = [DeferredStep(each.optimizer, views_are_watched=True) for each in self._optimizers]
         self._begun = len(self._groups)
         """Number of groups whose gathers have started."""

@@ -526,7 +526,9 @@ def simulate(seeds: int) -> str:
 
 def main() -> int:
     words = sys.argv[1:]
-    chosen = [each for each in MUTANTS if not words or any(word in f"{each.name} {each.file}" for word in words)]
+    chosen = [
+        mutant for mutant in MUTANTS if not words or any(word in f"{mutant.name} {mutant.file}" for word in words)
+    ]
     shutil.rmtree(TREE, ignore_errors=True)  # of a run that was broken off, or with files that are gone
     shutil.copytree(ROOT / "native", TREE / "native")
     shutil.copy(ROOT / "Makefile", TREE)

@@ -70,4 +70,4 @@ def test_collectives_are_right() -> None:
 
 def test_a_killed_rank_is_lost() -> None:
     *others, _ = on_lossy_links(killed, CREDIT)
-    assert [each.error for each in others] == [None] * (len(HOSTS) - 1)
+    assert [other.error for other in others] == [None] * (len(HOSTS) - 1)

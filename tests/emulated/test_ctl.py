@@ -76,9 +76,9 @@ def wait_for(is_so: Callable[[], bool]) -> None:
 
 def pause_and_resume(state: commlayer.HookState) -> None:
     """Runs in a thread of rank 0, while the job trains."""
-    wait_for(lambda: sum(bool(each["hooks"]) for each in samples()) == HOSTS)
+    wait_for(lambda: sum(bool(sample["hooks"]) for sample in samples()) == HOSTS)
     change(state, "pause", [PAUSED])
-    wait_for(lambda: all(avoids(each) for each in samples()))  # a sample without a step has no data at all
+    wait_for(lambda: all(avoids(sample) for sample in samples()))  # a sample without a step has no data at all
     change(state, "resume", [])
 
 
@@ -92,9 +92,9 @@ def change(state: commlayer.HookState, name: str, expected: list[str]) -> None:
     """Changes the interface, and waits for steps and samples after that."""
     assert json.loads(call("ctl", name, PAUSED, "--timeout", "120"))["ranks"] == HOSTS
     changed = state.steps
-    wait_for(lambda: all(each["paused"] == expected for each in samples()))
-    numbers = {each["rank"]: each["number"] for each in samples()}
-    wait_for(lambda: all(each["number"] >= numbers[each["rank"]] + 2 for each in samples()))
+    wait_for(lambda: all(sample["paused"] == expected for sample in samples()))
+    numbers = {sample["rank"]: sample["number"] for sample in samples()}
+    wait_for(lambda: all(sample["number"] >= numbers[sample["rank"]] + 2 for sample in samples()))
     wait_for(lambda: state.steps >= changed + WINDOW_STEPS)
 
 

@@ -155,7 +155,9 @@ def test_replicas_agree_and_nothing_is_forgotten(found: list[Any], policy: str) 
     assert {result["averaged_bytes"] for result in results} == {4 * sum(SIZES) * steps}
     bound = {"feedback": 0.05, "urgent": 0.2, "schedule": 0.2}[policy]
     assert (
-        0 < sum(each["uncounted_bytes"] for each in results) <= bound * sum(each["averaged_bytes"] for each in results)
+        0
+        < sum(result["uncounted_bytes"] for result in results)
+        <= bound * sum(result["averaged_bytes"] for result in results)
     )
 
 
@@ -178,7 +180,7 @@ def test_the_counters_show_the_losses(found: list[Any]) -> None:
 
 def test_rescaling_makes_up_at_once(found: list[Any]) -> None:
     results = [each["rescale"] for each in found]
-    assert len({each["digest"] for each in results}) == 1
+    assert len({result["digest"] for result in results}) == 1
     assert all(result["exact"] for result in results)  # the mean of ones is one for any missing rank
     assert all(each["integers"]["exact"] for each in found)
 
@@ -202,13 +204,15 @@ def found_in_16_bits() -> list[Any]:
 
 @pytest.mark.parametrize("wrapper", ["fp16", "bf16"])
 def test_nothing_is_forgotten_in_16_bits(found_in_16_bits: list[Any], wrapper: str) -> None:
-    results = [each[wrapper] for each in found_in_16_bits]
-    assert len({each["digest"] for each in results}) == 1
-    assert max(each["error"] for each in results) < 0.5  # rounding of averages; a forgotten contribution is at least 1
-    assert sum(each["left"] for each in results) > 0
+    results = [found_in_16_bit[wrapper] for found_in_16_bit in found_in_16_bits]
+    assert len({result["digest"] for result in results}) == 1
+    assert (
+        max(result["error"] for result in results) < 0.5
+    )  # rounding of averages; a forgotten contribution is at least 1
+    assert sum(result["left"] for result in results) > 0
 
 
 def test_the_papers_rule_forgets(found_in_16_bits: list[Any]) -> None:
-    results = [each["papers"] for each in found_in_16_bits]
-    assert max(each["error"] for each in results) >= 1
+    results = [found_in_16_bit["papers"] for found_in_16_bit in found_in_16_bits]
+    assert max(result["error"] for result in results) >= 1
     assert all(result["left"] == 0 for result in results)

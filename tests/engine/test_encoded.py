@@ -113,7 +113,7 @@ def test_a_shard_of_a_reduce_scatter_is_within_the_errors_of_its_contributions(
 
     with World(hosts, loss=0.01) as world, world.open_group() as team:
         shards, again, others = run(team, world, 7), run(team, world, 7), run(team, world, 8)
-        assert [each.tobytes() for each in again] == [each.tobytes() for each in shards]
+        assert [each.tobytes() for each in again] == [shard.tobytes() for shard in shards]
         rotates = codec == "int4"
         assert rotates == any((a != b).any() for a, b in zip(shards, others, strict=True))
         exact = np.sum([inputs(rank, world.size * HALVES_NUMEL) for rank in range(world.size)], axis=0, dtype="f8")

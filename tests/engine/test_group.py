@@ -74,8 +74,8 @@ def test_loss_is_repaired() -> None:
     with World(flat(2), loss=LOSS) as world, world.open_group() as team:
         world.on_each(lambda rank: check(team[rank], Case("all_reduce", DType.F32, LARGE), 0))
         stats = [engine.stats() for engine in world.engines]
-        assert all(each["packets_retransmitted"] > 0 for each in stats)
-        assert all(each["operations_done"] == 1 for each in stats)
+        assert all(stat["packets_retransmitted"] > 0 for stat in stats)
+        assert all(stat["operations_done"] == 1 for stat in stats)
 
 
 def test_many_in_flight_in_several_groups() -> None:

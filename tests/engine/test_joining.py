@@ -162,7 +162,10 @@ def test_a_lost_peer_is_met_again_in_a_new_group() -> None:
             for _ in range(2):
                 teams.append(world.open_group())
                 assert world.on_each(lambda rank: float(run(teams[-1][rank])[0])) == [3.0, 3.0]
-                assert [each.incarnations() for each in world.engines] == [{"1": (number, True)}, {"0": (number, True)}]
+                assert [engine.incarnations() for engine in world.engines] == [
+                    {"1": (number, True)},
+                    {"0": (number, True)},
+                ]
         for team in teams:
             team.__exit__()
         stop(world)

@@ -134,7 +134,7 @@ def test_beside_collectives(team: Team) -> None:
     others = [all_reduce(rank, values[rank]) for rank in (1, 2)]
     for handle in (first, *others):
         handle.wait()
-    assert all((each == 3).all() for each in values)
+    assert all((value == 3).all() for value in values)
 
 
 def test_completion_is_announced(team: Team) -> None:

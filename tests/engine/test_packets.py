@@ -203,7 +203,7 @@ def test_dissect_prints_json(tmp_path: Path) -> None:
         assert each["from"] == "{}:{}".format(*packet.sender)
         assert (each["number"], each["tag"]) == (packet.packet.number, f"{packet.packet.tag:016x}")
     result = CliRunner().invoke(app, ["dissect", str(path), "--json", "-", "--limit", "2"])
-    assert [each["tag_ok"] for each in json.loads(result.output)] == [None, None]
+    assert [load["tag_ok"] for load in json.loads(result.output)] == [None, None]
 
 
 def test_a_wide_packet_keeps_its_line(tmp_path: Path) -> None:

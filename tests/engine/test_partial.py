@@ -74,8 +74,8 @@ def test_the_result_is_the_sum_of_the_counted_contributions(size: int, treatment
             missing += check(results, treatment, divisor) / 3
         assert 0 < missing <= 0.03
         stats = [engine.stats() for engine in world.engines]
-        assert sum(each["packets_given_up"] for each in stats) > 0
-        assert sum(each["messages_stopped"] for each in stats) > 0
+        assert sum(stat["packets_given_up"] for stat in stats) > 0
+        assert sum(stat["messages_stopped"] for stat in stats) > 0
 
 
 def test_ends_with_packets_of_different_sizes_agree_on_the_losses() -> None:

@@ -23,7 +23,7 @@ Check = Callable[[Lab, int, int], None]
 
 def collectives(lab: Lab, rank: int, size: int) -> None:
     """The results of operations on the device are those on the host."""
-    on_device = [lab.read(each) for each in _collectives(lab.tensor, rank, size)]
+    on_device = [lab.read(collective) for collective in _collectives(lab.tensor, rank, size)]
     on_host = _collectives(torch.clone, rank, size)
     for mine, theirs in zip(on_device, on_host, strict=True):
         assert torch.equal(mine.reshape(-1), theirs.reshape(-1)), (mine, theirs)
@@ -144,7 +144,7 @@ def ddp(lab: Lab, rank: int, size: int) -> None:
     for net, device in ((lab.model(_net()), lab.device), (_net(), torch.device("cpu"))):
         model = DistributedDataParallel(net, bucket_cap_mb=0.002)
         _loop(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), rank, device)
-        found.append([each.detach().cpu() for each in model.parameters()])
+        found.append([parameter.detach().cpu() for parameter in model.parameters()])
     for mine, theirs in zip(*found, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
 
@@ -177,7 +177,7 @@ def overlap(lab: Lab, rank: int, size: int) -> None:
         handle = commlayer.overlap(model, optimizer, commlayer.Policy(deterministic=True, codec="bf16"))
         _loop(model, optimizer, rank, device)
         handle.finish()
-        found.append([each.detach().cpu() for each in model.parameters()])
+        found.append([parameter.detach().cpu() for parameter in model.parameters()])
     for mine, theirs in zip(*found, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-2, atol=1e-3)
 

@@ -91,10 +91,10 @@ def _serves_the_store(rank: int, size: int) -> str:
 
 def test_a_rank_that_serves_the_store_stays_until_the_others_know() -> None:
     _, *others = ranks.outcomes(_serves_the_store, 4)
-    for each in others:
-        assert each.error is None
+    for other in others:
+        assert other.error is None
         reason = "COMMLAYER_PORTS=77: use a whole number, 1 to 8 (sockets)"
-        assert each.result == f"rank 0 of group '0' on {HOST} could not start: {reason}"
+        assert other.result == f"rank 0 of group '0' on {HOST} could not start: {reason}"
 
 
 @pytest.mark.parametrize(

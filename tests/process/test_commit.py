@@ -38,7 +38,7 @@ def test_a_skipped_step_has_never_happened(rank: int, size: int, codec: str, ove
     for step in range(3, 6):
         ours, theirs = step_of(model, directions(rank, step)), step_of(other, directions(rank, step))
         assert same_bits(ours, theirs)
-        assert all(bool(each.isfinite().all()) for each in ours)
+        assert all(bool(tensor.isfinite().all()) for tensor in ours)
     assert same_bits(saved(state), saved(never))
     assert not same_bits(saved(state), before)
 

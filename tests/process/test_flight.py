@@ -40,7 +40,11 @@ def analyze(folder: Path) -> Any:
 
 
 def faults(folder: Path) -> list[Any]:
-    return [each for each in analyze(folder).collectives if not each.pass_check or each.missing_ranks]
+    return [
+        collective
+        for collective in analyze(folder).collectives
+        if not collective.pass_check or collective.missing_ranks
+    ]
 
 
 def run_failing(body: Callable[..., Any], size: int, folder: Path, *, shared: bool = True) -> list[ranks.Outcome]:
@@ -116,7 +120,7 @@ def test_the_rank_that_calls_another_size_is_named(tmp_path: Path) -> None:
     # The analyzer compares with the first file that it finds, which may be that of rank 1.
     others = fault.mismatch_collectives
     assert set(others) == ({0, 2} if fault.input_sizes == [[20]] else {1})
-    assert all("SIZE_OR_SYNTAX_MISMATCH" in str(each.type_of_mismatch) for each in others.values())
+    assert all("SIZE_OR_SYNTAX_MISMATCH" in str(other.type_of_mismatch) for other in others.values())
 
 
 def every_collective(rank: int, size: int, folder: str) -> None:
@@ -156,17 +160,19 @@ def every_collective(rank: int, size: int, folder: str) -> None:
 def test_every_collective_passes_the_analyzer(tmp_path: Path) -> None:
     ranks.run(every_collective, 2, str(tmp_path))
     found = analyze(tmp_path)
-    assert [str(each) for each in found.collectives if not each.pass_check or each.missing_ranks] == []
+    assert [
+        str(collective) for collective in found.collectives if not collective.pass_check or collective.missing_ranks
+    ] == []
     names = {collective.collective_name for collective in found.collectives}
     assert len(names) >= 12
     assert {"pair", "default_pg"} <= {group.desc for group in found.groups}
     dump = json.loads((tmp_path / "flight_1.json").read_text())
     assert (dump["rank"], dump["pid"] > 0, dump["backend"]) == (1, True, "commlayer")
-    assert {each["state"] for each in dump["entries"]} == {"completed"}
+    assert {entry["state"] for entry in dump["entries"]} == {"completed"}
     for entry in dump["entries"]:
         assert entry["time_created_ns"] <= entry["time_discovered_started_ns"] <= entry["time_discovered_completed_ns"]
         assert abs(entry["time_created_ns"] / 1e9 - time.time()) < 60
-    reduced = next(each for each in dump["entries"] if each["profiling_name"] == "gloo:all_reduce")
+    reduced = next(entry for entry in dump["entries"] if entry["profiling_name"] == "gloo:all_reduce")
     assert (reduced["bytes"], reduced["input_dtypes"], reduced["reduction"]) == (24, ["float32"], "SUM")
 
 

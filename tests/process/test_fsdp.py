@@ -267,7 +267,7 @@ def test_arguments_that_make_no_sense_are_named(options: dict[str, Any], message
 def test_other_types_are_named(rank: int, size: int) -> None:
     # Without reduce_dtype, torch 2.15 reduces in the type of the gradients that the optimizer gets.
     half = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
-    inputs = [each.bfloat16() for each in directions(rank, 0)]
+    inputs = [direction.bfloat16() for direction in directions(rank, 0)]
     with pytest.raises(
         commlayer.ConfigError, match=r"rank \d: .*torch.bfloat16 instead of float32; use weights='none'"
     ):
@@ -275,7 +275,7 @@ def test_other_types_are_named(rank: int, size: int) -> None:
     with pytest.raises(commlayer.ConfigError, match=r"bfloat16 .*MixedPrecisionPolicy\(reduce_dtype=torch.float32\)"):
         gradients_of(sharded(DEFAULT, None, half), inputs)
     mixed = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    rounded = [[each.bfloat16() for each in directions(r, 0)] for r in range(size)]
+    rounded = [[direction.bfloat16() for direction in directions(r, 0)] for r in range(size)]
     for i, gradient in enumerate(gradients_of(sharded(DEFAULT, None, mixed), inputs)):
         assert nmse(gradient, torch.stack([each[i].double() for each in rounded]).mean(0)) < 3 * NMSE["int8"]
 

@@ -66,7 +66,7 @@ def test_headroom_of_a_job_under_torchrun(script: Path) -> None:
     assert status == 3, told
     assert (found["ranks"], found["backend"]) == (2, "gloo")
     assert [len(found["steps"][name]["steps_s"]) for name in ("as_is", "short", "left_out")] == [4, 4, 4]
-    assert all(each["median_s"] > 0.005 for each in found["steps"].values())
+    assert all(step["median_s"] > 0.005 for step in found["steps"].values())
     engine = found["engine"]
     assert engine["operations"] >= 2  # DDP's bucket or buckets, sizes and objects
     assert engine["nbytes"] > 2 * 4_000_000

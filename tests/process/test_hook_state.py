@@ -192,7 +192,7 @@ def test_a_state_is_for_one_model(rank: int, size: int) -> None:
     for model in models:
         model.register_comm_hook(together, commlayer.allreduce_hook)
     with pytest.raises(RuntimeError, match="make a HookState for each model"):
-        sum(each(torch.ones(1, 3)).sum() for each in models).backward()
+        sum(model(torch.ones(1, 3)).sum() for model in models).backward()
 
 
 @ranks.on(2, ranks.run_job)

@@ -70,7 +70,7 @@ class Layouts(nn.Module):
         super().__init__()
         images = torch.zeros(64, 32, 3, 3).to(memory_format=torch.channels_last)
         shapes = torch.zeros(120, 80), torch.zeros(80, 120).t(), images, torch.zeros(120, 90)[:, :80]
-        self.weights = nn.ParameterList(nn.Parameter(each) for each in shapes)
+        self.weights = nn.ParameterList(nn.Parameter(shape) for shape in shapes)
 
     def forward(self, directions: list[Tensor]) -> Tensor:
         return torch.stack([(w * d).sum() for w, d in zip(self.weights, directions, strict=True)]).sum()

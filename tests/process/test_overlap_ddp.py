@@ -249,7 +249,9 @@ def test_after_remove_the_loop_is_plain(rank: int, size: int) -> None:
         for step in range(STEPS):
             training.optimizer.zero_grad()
             training.loss(step).backward()
-            training.seen += [each.grad.clone() for each in training.model.parameters() if each.grad is not None]
+            training.seen += [
+                parameter.grad.clone() for parameter in training.model.parameters() if parameter.grad is not None
+            ]
             training.optimizer.step()
 
     ours = compare(rank, loop)

@@ -175,7 +175,7 @@ def test_classes_and_waits(rank: int, size: int) -> None:
 def test_encoded_weights_are_urgent_too(rank: int, size: int) -> None:
     training = Training(rank, overlapped=True, make=OPTIMIZERS["SGD"], options={"codec": "int8"})
     gathers = [groups_of(each._get_fsdp_state())[0]._all_gather_comm for each in training.model[:LAYERS]]
-    assert {(each.policy.codec, each.policy.priority) for each in gathers} == {("bf16", 0)}
+    assert {(gather.policy.codec, gather.policy.priority) for gather in gathers} == {("bf16", 0)}
 
 
 @ranks.on(2, on_fake)

@@ -31,7 +31,7 @@ OPERATIONS: dict[str, Operation] = {
     "rows": lambda net, hidden, at: hidden * net.layers[at].weight[at],
     "bias": lambda net, hidden, at: hidden + net.layers[at].bias,
     "embedding": lambda net, hidden, at: hidden + functional.embedding(net.words, net.layers[at].weight),
-    "list": lambda net, hidden, at: hidden + torch.stack([each.bias for each in net.layers])[at],
+    "list": lambda net, hidden, at: hidden + torch.stack([layer.bias for layer in net.layers])[at],
     "functional_call": lambda net, hidden, at: torch.func.functional_call(
         net.layers[at], {name: 2 * each for name, each in net.layers[at].named_parameters()}, hidden
     ),

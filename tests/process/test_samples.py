@@ -67,7 +67,11 @@ def net() -> nn.Module:
 def losses(model: nn.Module, samples: Tensor) -> Tensor:
     """The loss of each sample. Without samples, a NaN as of the mean of nothing."""
     per_sample: Tensor = model(samples).square().mean(1)
-    return per_sample if len(samples) else per_sample.sum() + math.nan * sum(each.sum() for each in model.parameters())
+    return (
+        per_sample
+        if len(samples)
+        else per_sample.sum() + math.nan * sum(parameter.sum() for parameter in model.parameters())
+    )
 
 
 def backward(model: Any, samples: Tensor, micro_batches: int) -> None:
@@ -81,7 +85,7 @@ def backward(model: Any, samples: Tensor, micro_batches: int) -> None:
 
 
 def gradients(model: nn.Module) -> list[Tensor]:
-    return [each.grad.clone() for each in model.parameters() if each.grad is not None]
+    return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
 
 
 def check(rank: int, drawn: Program) -> None:
@@ -188,7 +192,7 @@ class Trainer:
     def see_parameters(self) -> None:
         if self.handle is not None:
             self.handle.finish()
-        self.seen += [each.detach().clone() for each in self.model.parameters()]
+        self.seen += [parameter.detach().clone() for parameter in self.model.parameters()]
 
 
 @pytest.mark.parametrize(("codec", "staleness"), [("none", 0), ("int4", 0), ("none", 1)])
@@ -228,7 +232,7 @@ def test_loss_scale(rank: int, size: int) -> None:
     model, state = hooked(commlayer.Policy(codec="int4"), samples=lambda: count)
     for step, scale in enumerate((1.0, 1024.0, 8.0)):
         state.loss_scale, count = scale, (rank + step) % 3 + step
-        ours = step_of(model, [each * scale for each in directions(rank, step)])
+        ours = step_of(model, [direction * scale for direction in directions(rank, step)])
         counts = [(each + step) % 3 + step for each in range(size)]
         every = [directions(each, step) for each in range(size)]
         for pair, one, *parts in zip(sums, ours, *every, strict=True):

@@ -68,9 +68,9 @@ def watched(rank: int, size: int) -> None:
 
 def tells_the_slow_rank(view: dict[str, Any], size: int) -> bool:
     """Whether all ranks have made steps, the slow one is named, and waits least."""
-    if view["job"]["live"] < size or not all(each["steps"] for each in view["ranks"]) or not view["job"]["slowest"]:
+    if view["job"]["live"] < size or not all(rank["steps"] for rank in view["ranks"]) or not view["job"]["slowest"]:
         return False
-    exposed, late = ([each[name] or 0.0 for each in view["ranks"]] for name in ("exposed_step_s", "late_step_s"))
+    exposed, late = ([rank[name] or 0.0 for rank in view["ranks"]] for name in ("exposed_step_s", "late_step_s"))
     waits_least = all(each[SLOW] < min(each[:SLOW]) for each in (exposed, late))
     return bool(view["job"]["slowest"]["rank"] == SLOW and waits_least)
 
@@ -100,7 +100,7 @@ def look(size: int) -> str:
         assert sample["sent_bytes_s"] > 1000
         assert {path["peer"] for path in sample["paths"]} == set(range(size)) - {rank}
         assert sum(path["sent"] for path in sample["paths"]) > 10
-        assert [each["interface"] for each in sample["interfaces"]] == ["lo"]
+        assert [interface["interface"] for interface in sample["interfaces"]] == ["lo"]
 
     printed = patient(
         lambda: CliRunner().invoke(cli.app, ["top", "--store", store(), "--once", "--paths"]),

@@ -28,7 +28,11 @@ def results(net: nn.Module, x: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
     assert x.grad is not None
     gradients = [parameter.grad for parameter in net.parameters()]
     net.zero_grad()
-    whole = [each.full_tensor() if isinstance(each, DTensor) else each for each in gradients if each is not None]
+    whole = [
+        gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
+        for gradient in gradients
+        if gradient is not None
+    ]
     return output.detach(), x.grad, whole
 
 

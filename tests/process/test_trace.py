@@ -82,7 +82,7 @@ def test_the_files_of_a_job_become_one_trace(tmp_path: Path) -> None:
     assert {name for name in drawn if name.startswith("send")} == {f"send {2 * k + 1} to 1" for k in range(3)} | {
         f"send {2 * k + 2} to 0" for k in range(3)
     }
-    arrows = [each["name"] for each in events if each["ph"] == "s" and each["cat"] == "commlayer"]
+    arrows = [event["name"] for event in events if event["ph"] == "s" and event["cat"] == "commlayer"]
     assert (arrows.count("collective"), arrows.count("message")) == (14, 6)
 
 

@@ -74,7 +74,7 @@ def one_step_late(training: Training) -> None:
     for step in range(STEPS):
         training.optimizer.zero_grad()
         training.loss(step).backward()
-        now = [None if each.grad is None else each.grad.clone() for each in parameters]
+        now = [None if parameter.grad is None else parameter.grad.clone() for parameter in parameters]
         if gradients is not None:
             for parameter, gradient in zip(parameters, gradients, strict=True):
                 parameter.grad = gradient

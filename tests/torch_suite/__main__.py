@@ -65,13 +65,13 @@ def main() -> int:
 
     print("\n" + table(outcomes, backends) + "\n")
     failures = 0
-    for each in differences(outcomes, *backends):
-        failures += each.is_failure
-        reason = KNOWN.get(each.test) or (each.detail.strip().splitlines() or [""])[-1][:200]
-        mark = "DIFFERS" if each.is_failure else "note   "
+    for difference in differences(outcomes, *backends):
+        failures += difference.is_failure
+        reason = KNOWN.get(difference.test) or (difference.detail.strip().splitlines() or [""])[-1][:200]
+        mark = "DIFFERS" if difference.is_failure else "note   "
         print(
-            f"{mark} world {each.world} {each.test}: {args.reference} {each.reference}, "
-            f"{args.backend} {each.ours}. {reason}"
+            f"{mark} world {difference.world} {difference.test}: {args.reference} {difference.reference}, "
+            f"{args.backend} {difference.ours}. {reason}"
         )
     print(f"{failures} tests pass with {args.reference} and not with {args.backend}; details in {args.out}")
     return 1 if failures else 0

@@ -36,7 +36,7 @@ def test_the_last_gate_counts() -> None:
         outcome("gloo", "a", "passed", "mpi"),
         outcome("ours", "a", "failed", "mpi"),
     ]
-    assert [each.ours for each in differences(outcomes, "gloo", "ours")] == ["failed"]
+    assert [difference.ours for difference in differences(outcomes, "gloo", "ours")] == ["failed"]
     counted = {line.split()[0]: line.split()[2:] for line in table(outcomes, ["gloo", "ours"]).splitlines()[1:3]}
     assert counted == {"gloo": ["0"] * 6, "mpi": ["1", "0", "0", "0", "1", "0"]}
 

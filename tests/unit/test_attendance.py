@@ -147,7 +147,7 @@ def test_the_error_has_the_words_of_gloo(all_ranks: bool) -> None:
         failures = list(pool.map(lambda rank: _failure(ends[rank], all_ranks=all_ranks), (0, 3)))
     assert ("Ranks 1, 2 failed to pass" if all_ranks else "(Rank 1 failed to pass monitoredBarrier") in failures[0]
     assert "(Rank 3 successfully reached monitoredBarrier, but received errors while waiting" in failures[1]
-    assert all("rank(s) 1, 2 did not call it within 0.3 s" in each for each in failures)
+    assert all("rank(s) 1, 2 did not call it within 0.3 s" in failure for failure in failures)
 
 
 def _failure(end: Attendance, *, all_ranks: bool) -> str:

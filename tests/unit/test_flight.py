@@ -52,7 +52,7 @@ def test_the_last_thousand_are_written() -> None:
     add(calls, count=1499)
     assert len(entries(record_of(calls))) == 1499
     add(calls, count=3000)
-    numbers = [each["collective_seq_id"] for each in entries(record_of(calls))]
+    numbers = [entry["collective_seq_id"] for entry in entries(record_of(calls))]
     assert numbers == list(range(3001, 4500))
 
 

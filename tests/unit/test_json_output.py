@@ -56,7 +56,9 @@ WITHOUT_FIGURES = {"check", "emulate"}
 
 
 def test_all_commands_have_one_form_of_it() -> None:
-    found = {name: [each for each in command.params if "--json" in each.opts] for name, command in commands().items()}
+    found = {
+        name: [param for param in command.params if "--json" in param.opts] for name, command in commands().items()
+    }
     assert {name for name, options in found.items() if not options} == WITHOUT_FIGURES
     forms = {(tuple(option.opts), option.is_flag, option.metavar) for options in found.values() for option in options}
     assert forms == {(("--json", "-J"), False, "FILE")}

@@ -40,7 +40,7 @@ def watch(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, rec
     monkeypatch.setattr(module, "Engine", FakeEngine)
     monkeypatch.setattr(module, "PERIOD_S", 1000.0)
     ends = [{"interface": f"eth{each}", "address": f"10.0.{each}.1", "port": 20001} for each in range(2)]
-    FakeEngine.found = {5: [{**ALIVE, **each} for each in ends]}
+    FakeEngine.found = {5: [{**ALIVE, **end} for end in ends]}
     caplog.set_level(logging.INFO, "commlayer")
     made = Watch()
     own, peer = descriptions(1, one_host=False)

@@ -70,7 +70,9 @@ def dissected(datagram: bytes) -> tuple[bool, list[dict[str, Any]], str]:
     lua.execute(WIRESHARK.encode())
     lua.execute(dissector().encode())
     taken, packets, info = lua.globals()[b"run"](datagram)
-    found = [{key.decode().removeprefix("dlcp."): value for key, value in each.items()} for each in packets.values()]
+    found = [
+        {key.decode().removeprefix("dlcp."): value for key, value in packet.items()} for packet in packets.values()
+    ]
     return taken, found, "" if info is None else info.decode()
 
 

@@ -106,9 +106,9 @@ class Devices:
         is_receive = is_message and not inputs  # these need no order among the others
         if not kinds and (is_receive or not self.pinned.busy):
             return method(*args)
-        for each in args:
-            if hasattr(each, "asyncOp"):
-                each.asyncOp = True  # the thread that starts operations shall not wait for them
+        for argument in args:
+            if hasattr(argument, "asyncOp"):
+                argument.asyncOp = True  # the thread that starts operations shall not wait for them
         if not kinds:
             return self.pinned.run(lambda *_: method(*args), [], returned)
         neighbour = self.neighbour(min(kinds))

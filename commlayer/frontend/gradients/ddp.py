@@ -63,7 +63,7 @@ def check_dense(bucket: dist.GradBucket) -> None:
     if layout != torch.strided:
         raise ConfigError(
             f"rank {dist.get_rank()}: bucket {bucket.index()} has {layout} gradients of parameters with the shapes "
-            f"{[tuple(each.shape) for each in bucket.parameters()]}: this hook averages dense gradients; use "
+            f"{[tuple(parameter.shape) for parameter in bucket.parameters()]}: this hook averages dense gradients; use "
             f"sparse=False"
         )
 

@@ -122,7 +122,7 @@ def reduce_gradient(
     demands, and for a loss bound of the tolerance out of range.
     """
     place = place or Place()
-    starts = [0, *accumulate(each.numel() for each in parameters)][:-1] if starts is None else starts
+    starts = [0, *accumulate(parameter.numel() for parameter in parameters)][:-1] if starts is None else starts
     group, tolerance = reduction.group, reduction.tolerance
     policy, reliable = _policy_at(place, policy, parameters, reduction)
     codec = _codec_of(policy, buffer, group)

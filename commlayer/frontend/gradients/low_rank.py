@@ -214,7 +214,7 @@ class Factors(Reducer):
 
     def spans(self) -> list[tuple[float, float]]:
         now_s = time.perf_counter()
-        return [(each.start_s, each.end_s or now_s) for each in self._spans]
+        return [(span.start_s, span.end_s or now_s) for span in self._spans]
 
     def finish(self) -> Missing:
         return []  # `complete` has written the average

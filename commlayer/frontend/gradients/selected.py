@@ -70,15 +70,15 @@ class Selected(Operations):
     def _is_finite(self) -> bool:
         """Whether the sum of all payloads is finite. Their largest values tell, unless these are near the largest
         float: then it is made in memory of its own."""
-        if sum(largest_of(each, self.target) for each in self._payloads) <= torch.finfo(torch.float32).max / 2:
+        if sum(largest_of(payload, self.target) for payload in self._payloads) <= torch.finfo(torch.float32).max / 2:
             return True
         total = torch.zeros_like(self.target)
         self._sum_into(total)
         return is_finite(total)
 
     def _sum_into(self, total: Tensor) -> None:
-        for each in self._payloads:
-            add_to(total, each)
+        for payload in self._payloads:
+            add_to(total, payload)
 
     def keep(self, feedback: Feedback, added: Added) -> None:
         buffer = self.buffer

@@ -319,7 +319,10 @@ class CommProcessGroup(dist.ProcessGroup):
     ) -> Work:
         """The split sizes may be arrays of numpy, as Megatron's, or tensors."""
         opts = options_of(AllToAllOptions, opts, timeout)
-        splits = [int(each) for each in output_split_sizes], [int(each) for each in input_split_sizes]
+        splits = (
+            [int(output_split_size) for output_split_size in output_split_sizes],
+            [int(input_split_size) for input_split_size in input_split_sizes],
+        )
         work = self._collectives.all_to_all_single(output, input, *splits, opts)
         return work or self._fallback.alltoall_base(output, input, *splits, opts)
 

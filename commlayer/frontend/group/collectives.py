@@ -293,7 +293,7 @@ class Collectives:
         """Sends inputs[r] to rank r, and receives outputs[r] from it."""
         if len(outputs) != self._size or len(inputs) != self._size or not are_plain([*inputs, *outputs]):
             return None
-        sent, received = tuple(each.nbytes for each in inputs), tuple(each.nbytes for each in outputs)
+        sent, received = tuple(each.nbytes for each in inputs), tuple(output.nbytes for output in outputs)
         self._check_own_part(sent, received)
         return self._deliver("all_to_all", sent, received, inputs, outputs, opts)
 

@@ -98,7 +98,7 @@ def _reason(args: tuple[Any, ...]) -> str:
     dtypes = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors})
     if len(dtypes) > 1:
         return f"tensors of several types: {', '.join(dtypes)}"
-    op = next((each.reduceOp for each in args if hasattr(each, "reduceOp")), None)
+    op = next((argument.reduceOp for argument in args if hasattr(argument, "reduceOp")), None)
     if tensors and op is not None and reduction_kind(tensors, op) is None:
         return f"no kernel for {op_name(op)} of {dtypes[0]}"
     return "its arguments do not fit; gloo words the error"

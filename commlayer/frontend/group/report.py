@@ -95,16 +95,18 @@ class Report:
                 report = cls._current = Report()
                 for line in lines_of_process(native.engine, config):
                     log.info("%s", line)
-                for each in sockets(native.engine):
-                    log.info("%s", each.text)
-                    if each.advice:
-                        log.warning("%s: %s", each.port["ifname"], each.advice)
+                for socket in sockets(native.engine):
+                    log.info("%s", socket.text)
+                    if socket.advice:
+                        log.warning("%s: %s", socket.port["ifname"], socket.advice)
             report._open.append(calls)
             calls.tally = report._tally.add
             for line in lines_of_group(native, policy, settings):
                 log.info("%s", line)
             report._watch.add(own, native.diagnosis.descriptions)
-            report._hosts |= {each["peer"]: each.get("hostname", "") for each in native.diagnosis.descriptions}
+            report._hosts |= {
+                description["peer"]: description.get("hostname", "") for description in native.diagnosis.descriptions
+            }
         return report
 
     def close(self, calls: Calls) -> None:

@@ -41,7 +41,7 @@ class FsdpOverlap(Overlap):
     def __init__(self, model: nn.Module, optimizer: Optimizer, policy: Policy | None, staleness: int) -> None:
         groups = parameter_groups(model, policy, "overlap")
         self._managed: dict[nn.Module, list[Tensor]] = {
-            module: [each.sharded_param for each in group.fsdp_params] for module, group in groups.items()
+            module: [fsdp_param.sharded_param for fsdp_param in group.fsdp_params] for module, group in groups.items()
         }
         super().__init__(model, model, optimizer, staleness)
         self._groups = list(dict.fromkeys(groups.values()))
@@ -61,7 +61,7 @@ class FsdpOverlap(Overlap):
 
     def _unshard(self, group: Any, unshard: Callable[..., None], *args: Any, **kwargs: Any) -> None:
         """In the place of a parameter group's `unshard`, which reads memory of the shards."""
-        self._deferred.use([each.sharded_param for each in group.fsdp_params])
+        self._deferred.use([fsdp_param.sharded_param for fsdp_param in group.fsdp_params])
         unshard(*args, **kwargs)
 
     def _users(self) -> list[nn.Module]:
@@ -90,7 +90,7 @@ class FsdpOverlap(Overlap):
 
     def start(self, comm: DeferredReduceScatter, output: Tensor, contribution: Tensor, group: Any, op: Any) -> Work:
         """Starts a reduce-scatter in the class of its parameters."""
-        parameters = [each.sharded_param for each in comm.parameter_group.fsdp_params]
+        parameters = [fsdp_param.sharded_param for fsdp_param in comm.parameter_group.fsdp_params]
         self._agree(comm.check(group, contribution))
         priority = self._class_of(parameters, comm.policy)
         with self._in_order(parameters), labelled(f"segment {len(self._started)}"):
@@ -109,7 +109,7 @@ class FsdpOverlap(Overlap):
         self._is_queued = False
         started, self._started = self._started, []
         for parameters, work, contribution in started:
-            gradients = {each: each.grad for each in parameters if each.grad is not None}
+            gradients = {parameter: parameter.grad for parameter in parameters if parameter.grad is not None}
             self._deferred.add(PendingReduction(functools.partial(_wait, work, contribution), gradients))
 
 
@@ -210,15 +210,21 @@ def must_wait(group: Any, output: Tensor, op: Any, told: set[str]) -> bool:
 
 def _reason_to_wait(group: Any, output: Tensor, op: Any) -> str | None:
     """The reason for which FSDP2 reads `output` before the backward pass ends; None: it does not."""
-    parameters = [each.sharded_param for each in group.fsdp_params]
+    parameters = [fsdp_param.sharded_param for fsdp_param in group.fsdp_params]
     kind = getattr(op, "op", op)
     reasons = (
-        (any(each.grad is not None for each in parameters), "gradients accumulate in shards"),
-        (any(each.dtype != output.dtype for each in parameters), "reduce_dtype differs from the parameters' dtype"),
+        (any(parameter.grad is not None for parameter in parameters), "gradients accumulate in shards"),
+        (
+            any(parameter.dtype != output.dtype for parameter in parameters),
+            "reduce_dtype differs from the parameters' dtype",
+        ),
         (kind == dist.ReduceOp.SUM, "FSDP2 divides gradients after the reduction"),
         (hasattr(group.mesh_info, "replicate_process_group"), "gradients are averaged over replicas, too"),
         (group._all_reduce_hook is not None, "an all-reduce hook reads gradients"),
-        (any(each.offload_to_cpu for each in group.fsdp_params), "gradients are offloaded"),
-        (any(getattr(each, "_post_accumulate_grad_hooks", None) for each in parameters), "hooks read gradients"),
+        (any(fsdp_param.offload_to_cpu for fsdp_param in group.fsdp_params), "gradients are offloaded"),
+        (
+            any(getattr(parameter, "_post_accumulate_grad_hooks", None) for parameter in parameters),
+            "hooks read gradients",
+        ),
     )
     return next((reason for is_so, reason in reasons if is_so), None)

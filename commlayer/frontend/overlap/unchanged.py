@@ -103,15 +103,15 @@ def _install(model: DistributedDataParallel, asked: Ddp, policy: Policy) -> None
 
 def is_reached() -> bool:
     """Whether this process has a model that the settings reach: the script gives it no communication hook."""
-    models = [each for each in gc.get_objects() if issubclass(type(each), DistributedDataParallel)]
-    return any(not each._comm_hooks or each in _installed for each in models)
+    models = [item for item in gc.get_objects() if issubclass(type(item), DistributedDataParallel)]
+    return any(not model._comm_hooks or model in _installed for model in models)
 
 
 def _optimizers(model: DistributedDataParallel) -> list[Optimizer]:
     """The job's optimizers with parameters of the model."""
     own = {id(parameter) for parameter in model.parameters()}
     # isinstance is no way: it would ask proxies for their class, and some of them then import modules.
-    every: list[Any] = [each for each in gc.get_objects() if issubclass(type(each), Optimizer)]
+    every: list[Any] = [item for item in gc.get_objects() if issubclass(type(item), Optimizer)]
     return [
         each
         for each in every

@@ -103,7 +103,7 @@ class FsdpStage(AttachedStage):
         started, self._started = self._started, []
         late: set[Tensor] = set()
         for parameters, work, contribution in started:
-            gradients = {each: each.grad for each in parameters if each.grad is not None}
+            gradients = {parameter: parameter.grad for parameter in parameters if parameter.grad is not None}
             late.update(gradients)
             wait = functools.partial(_wait, work, contribution, list(gradients.values()), grad_scale_factor)
             self.steps.add(PendingReduction(wait, gradients))
@@ -119,7 +119,7 @@ class FsdpStage(AttachedStage):
         if self.is_removed or must_wait(comm.parameter_group, output, op, self._told):
             work.wait()
         else:
-            parameters = [each.sharded_param for each in comm.parameter_group.fsdp_params]
+            parameters = [fsdp_param.sharded_param for fsdp_param in comm.parameter_group.fsdp_params]
             self._started.append((parameters, work, contribution))
         return work
 

@@ -103,7 +103,7 @@ class Recorder:
             own = {parameter.untyped_storage().data_ptr() for parameter in stage.submod.parameters()}
             sizes = (size for (storage, _), size in kept.items() if storage not in own)
             self.activation_bytes[stage.stage_index] = sum(sizes)
-            outputs = [each for each in pytree.tree_leaves(output) if isinstance(each, Tensor)]
+            outputs = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
             self.output_bytes[stage.stage_index] = sum(each.nbytes for each in outputs)
             return output
 
@@ -201,7 +201,7 @@ def measure(
 
 
 def _layers(stages: Sequence[Any], recorder: Recorder, update_s: float) -> dict[int, Layer]:
-    sizes = {stage.stage_index: sum(each.nbytes for each in stage.submod.parameters()) for stage in stages}
+    sizes = {stage.stage_index: sum(parameter.nbytes for parameter in stage.submod.parameters()) for stage in stages}
     times, total = stage_times(recorder.records), max(sum(sizes.values()), 1)
     return {
         index: Layer(
@@ -220,12 +220,12 @@ def _median(layers: Sequence[Layer]) -> Layer:
     """The median costs of the replicas of a stage."""
     first = layers[0]
     return Layer(
-        statistics.median(each.forward_s for each in layers),
-        statistics.median(each.backward_s for each in layers),
+        statistics.median(layer.forward_s for layer in layers),
+        statistics.median(layer.backward_s for layer in layers),
         first.parameter_bytes,
         first.activation_bytes,
         first.output_bytes,
-        statistics.median(each.update_s for each in layers),
+        statistics.median(layer.update_s for layer in layers),
     )
 
 
@@ -241,7 +241,7 @@ def _slowest(transfers: Sequence[tuple[Line | None, Line | None]]) -> Link:
 def _transfers(stages: Sequence[Any], dp_group: dist.ProcessGroup | None) -> tuple[Line | None, Line | None]:
     """Messages between neighbours, one way; and all-reduces between replicas, by the bytes that a rank sends."""
     device = torch.device(stages[0].device)
-    most = max(sum(each.nbytes for each in stage.submod.parameters()) for stage in stages)
+    most = max(sum(parameter.nbytes for parameter in stage.submod.parameters()) for stage in stages)
     group, messages = stages[0].group or dist.group.WORLD, dict[int, list[float]]()
     if dist.get_world_size(group) > 1:
         for size in (SMALL_BYTES, 16 * SMALL_BYTES):
@@ -257,7 +257,7 @@ def _transfers(stages: Sequence[Any], dp_group: dist.ProcessGroup | None) -> tup
 
 
 def _largest(size: int, group: Any) -> int:
-    return max(int(each) for each in _everyones([size], group))
+    return max(int(number) for number in _everyones([size], group))
 
 
 def _pingpongs(message: Tensor, group: Any) -> list[float]:

@@ -179,8 +179,8 @@ class Pipeline:
 
         Raises the error of an operation: PeerLostError, OperationTimeoutError and the others.
         """
-        for each in self._steps:
-            each.drain()
+        for step in self._steps:
+            step.drain()
         self.state.in_flight.drain()
 
     def remove(self) -> None:
@@ -196,8 +196,8 @@ class Pipeline:
                 hook.remove()
             for part in self._parts:
                 part.remove()
-            for each in self._steps:
-                each.remove()
+            for step in self._steps:
+                step.remove()
             self._hooks, self._parts = [], []
 
     def _parts_of(
@@ -219,8 +219,8 @@ class Pipeline:
     def _load(self) -> None:
         """A checkpoint is about to be loaded."""
         self.finish()
-        for each in self._steps:
-            each.forget()
+        for step in self._steps:
+            step.forget()
 
     def _set_order(self, actions: list[Action], *, by_next_use: bool) -> None:
         """Classes by the order of first forwards, and which stage reduces last: the same on all ranks of the group."""
@@ -344,7 +344,9 @@ def _check_sharded(stage: Any, dp_group: dist.ProcessGroup, policy: Policy | Non
         if not set(members) <= set(given) or (len(members) < len(given) and not has_replicas):
             raise ConfigError(f"{who} is sharded over ranks {members}, and dp_group has {given}; give the mesh's group")
     of_groups = [each for group in groups for each in group.fsdp_params]
-    sharded = {getattr(each, name, None) for each in of_groups for name in ("sharded_param", "_unsharded_param")}
+    sharded = {
+        getattr(parameter, name, None) for parameter in of_groups for name in ("sharded_param", "_unsharded_param")
+    }
     for name, parameter in stage.submod.named_parameters():
         if parameter.requires_grad and parameter not in sharded:
             raise ConfigError(

@@ -47,7 +47,7 @@ def scheduled(
     kinds = {"F": _ComputationType.FORWARD, "B": _ComputationType.FULL_BACKWARD}
     made = _PipelineScheduleRuntime(list(stages), n_microbatches, loss_fn=loss_fn, **options)
     made.pipeline_order = {
-        rank: [_Action(each.stage, kinds[each.kind], each.microbatch) for each in actions]
+        rank: [_Action(action.stage, kinds[action.kind], action.microbatch) for action in actions]
         for rank, actions in enumerate(order)
     }
     made._prepare_schedule_with_comms(made.pipeline_order)

@@ -58,7 +58,7 @@ class PlainStage(AttachedStage):
         passes: int,
     ) -> None:
         super().__init__(stage, steps)
-        self.parameters = [each for each in stage.submod.parameters() if each.requires_grad]
+        self.parameters = [parameter for parameter in stage.submod.parameters() if parameter.requires_grad]
         self._reduce, self._agree, self._early, self._passes = reduce, agree, early, passes
         self._segments: list[Segment] = []
         self._launched = 0
@@ -124,7 +124,7 @@ class PlainStage(AttachedStage):
 
     def _learn(self) -> None:
         """Makes the segments: one of each dtype and device, of the parameters that have a gradient on some rank."""
-        has = self._agree([each.grad is not None for each in self.parameters])
+        has = self._agree([parameter.grad is not None for parameter in self.parameters])
         kinds: dict[Any, list[Tensor]] = {}
         for parameter, is_used in zip(self.parameters, has, strict=True):
             if is_used:
@@ -144,7 +144,7 @@ class PlainStage(AttachedStage):
         self._unused = [(name, parameter) for name, parameter in named if parameter not in used]
         for number, segment in enumerate(self._segments if self._early is not None else ()):
             hook = functools.partial(self._accumulated, number)
-            self._hooks += [each.register_post_accumulate_grad_hook(hook) for each in segment.parameters]
+            self._hooks += [parameter.register_post_accumulate_grad_hook(hook) for parameter in segment.parameters]
 
     def _check_parameters(self) -> None:
         """Raises ConfigError for a gradient that the first step did not have on any rank, and for a parameter that was

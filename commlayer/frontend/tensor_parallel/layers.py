@@ -166,4 +166,4 @@ def _variables(function: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _text(layouts: tuple[Placement, ...]) -> str:
-    return ", ".join(repr(each) for each in layouts)
+    return ", ".join(repr(layout) for layout in layouts)

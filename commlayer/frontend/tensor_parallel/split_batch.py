@@ -121,10 +121,10 @@ class SplitBatch:
         """The size of the batch. Raises ConfigError if it is not clear which arguments are to be split."""
         dim = self._dim
         for name in names:
-            for each in _tensors(bound.arguments[name]):
-                if each.dim() <= dim:
+            for tensor in _tensors(bound.arguments[name]):
+                if tensor.dim() <= dim:
                     raise ConfigError(
-                        f"{WHO}(dim={dim}): {name} has shape {tuple(each.shape)}, without dimension {dim}; name the "
+                        f"{WHO}(dim={dim}): {name} has shape {tuple(tensor.shape)}, without dimension {dim}; name the "
                         f"arguments that are a batch, as split={names}"
                     )
         sizes = {each.shape[dim] for name in names for each in _tensors(bound.arguments[name])}
@@ -134,7 +134,7 @@ class SplitBatch:
             )
         (size,) = sizes
         for name, value in bound.arguments.items():
-            shapes = [each.shape for each in _tensors(value) if each.dim() > dim and each.shape[dim] == size]
+            shapes = [tensor.shape for tensor in _tensors(value) if tensor.dim() > dim and tensor.shape[dim] == size]
             if self._split is None and name not in names and shapes:
                 raise ConfigError(
                     f"{WHO}: {name} of shape {tuple(shapes[0])} may be a batch, too; name the arguments that are to be "
@@ -168,13 +168,13 @@ class SplitBatch:
         who = f"{WHO}: {type(self._layers).__name__} returned"
         first = values[0]
         if isinstance(first, Tensor):
-            if any(each.dim() <= self._dim or each.shape[self._dim] != size for each in values):
+            if any(value.dim() <= self._dim or value.shape[self._dim] != size for value in values):
                 raise ConfigError(
                     f"{who} a tensor of shape {tuple(first.shape)} for {size} samples in dimension {self._dim}; give "
                     f"layers that treat each sample alone: without the loss, for example"
                 )
             return torch.cat(values, self._dim)
-        if any(each != first for each in values):
+        if any(value != first for value in values):
             raise ConfigError(
                 f"{who} {first!r} for one part and {values[1]!r} for another; it may return tensors and constants"
             )
@@ -182,7 +182,7 @@ class SplitBatch:
 
 
 def _tensors(value: Any) -> list[Tensor]:
-    return [each for each in tree_leaves(value) if isinstance(each, Tensor)]
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
 def _check_installation() -> None:

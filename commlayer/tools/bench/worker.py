@@ -103,7 +103,7 @@ def _run(spec: Spec) -> int:
     def on_size(measurements: list[Measurement]) -> None:
         rows = [report.row(spec, measurement, measurements[0]) for measurement in measurements]
         results.extend(rows)
-        show(*(report.format_row(spec, each) for each in rows))
+        show(*(report.format_row(spec, row) for row in rows))
 
     show(*report.header(spec, world, facts))
     local_leader = int(os.environ.get("LOCAL_RANK", rank)) == 0

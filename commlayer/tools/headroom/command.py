@@ -141,7 +141,7 @@ def measure(options: Options, note: Note) -> Report:
         "and left out in turns; the results of these steps are wrong and thrown away"
     )
     as_is = _trial(options, {}, options.phases, note)
-    uses_engine = all(each.uses_engine for each in as_is.records)
+    uses_engine = all(record.uses_engine for record in as_is.records)
     backend = as_is.records[0].backend
     if as_is.ranks < 2:
         raise TrialError("the job has one rank, which communicates with nobody: start it with more")
@@ -161,8 +161,8 @@ def measure(options: Options, note: Note) -> Report:
         is_little=is_little(found, options.least),
         backend=backend,
         ranks=as_is.ranks,
-        hosts=len({each.host for each in as_is.records}),
-        takes_hook=all(each.takes_hook for each in as_is.records),
+        hosts=len({record.host for record in as_is.records}),
+        takes_hook=all(record.takes_hook for record in as_is.records),
         seconds=time.monotonic() - begin_s,
         command=options.command,
     )

@@ -155,8 +155,8 @@ def split(as_is: Trial, phases: Trial, on_engine: Trial | None) -> Split:
     if found is None or left_out is None:
         raise ValueError("the job's communication could not be left out")
     ranks = sorted(phases.records, key=lambda each: each.rank)
-    slowest = straggler([[step.seconds for step in phase_steps(each, "none")] for each in ranks])
-    sent, resent = (sum(each.tcp.get(name, 0) for each in as_is.records) for name in ("sent", "resent"))
+    slowest = straggler([[step.seconds for step in phase_steps(rank, "none")] for rank in ranks])
+    sent, resent = (sum(record.tcp.get(name, 0) for record in as_is.records) for name in ("sent", "resent"))
     engine = None if on_engine is None else engine_of(on_engine.records)
     return Split(found, short, left_out, slowest, engine, resent / sent if sent else 0.0)
 
@@ -164,17 +164,17 @@ def split(as_is: Trial, phases: Trial, on_engine: Trial | None) -> Split:
 def engine_of(records: Sequence[Record]) -> Engine | None:
     """The communication of a trial on commlayer; None if the engine carried none."""
     step = timing(records, "real", statistics.fmean)
-    if step is None or not all(each.uses_engine for each in records):
+    if step is None or not all(record.uses_engine for record in records):
         return None
-    own = [phase_steps(each, "real") for each in records]
+    own = [phase_steps(record, "real") for record in records]
     steps = [step for each in own for step in each]
     if not any(step.collectives for step in steps):  # CUDA tensors of a hybrid backend
         return None
     names = ("packets_sent", "packets_lost", "packets_spurious")
-    sent, lost, late = (sum(each.counters.get(name, 0) for each in records) for name in names)
-    found = [path for each in records for path in each.paths if path["round_trip_us"]]
+    sent, lost, late = (sum(record.counters.get(name, 0) for record in records) for name in names)
+    found = [path for record in records for path in record.paths if path["round_trip_us"]]
     trips_s = [max(0, path["round_trip_us"] - path["queue_us"]) / 1e6 for path in found]
-    in_flight_s = [[each.in_flight_s for each in ranks] for ranks in zip(*own, strict=False)]
+    in_flight_s = [[rank.in_flight_s for rank in ranks] for ranks in zip(*own, strict=False)]
     waited_s = statistics.median(statistics.fmean(each) - min(each) for each in in_flight_s)
     late_rank, late_share = _latest(records)
     return Engine(
@@ -194,8 +194,8 @@ def engine_of(records: Sequence[Record]) -> Engine | None:
 def _latest(records: Sequence[Record]) -> tuple[int | None, float]:
     """The rank that the others waited for longest, and its share of all waits."""
     waited_s: dict[int, float] = {}
-    for each in records:
-        for rank, lag_s in each.lags_s.items():
+    for record in records:
+        for rank, lag_s in record.lags_s.items():
             waited_s[rank] = waited_s.get(rank, 0.0) + lag_s
     if not any(waited_s.values()):
         return None, 0.0

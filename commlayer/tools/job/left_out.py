@@ -67,10 +67,12 @@ class LeftOut:
             self._count += 1
             self._nbytes += sum(each.nbytes for each in _flat(_input(args)))
             guard = torch._C._AutoDispatchBelowAutograd
-            if self.phase == "real" or (operator.is_control and not all(each.is_floating_point() for each in tensors)):
+            if self.phase == "real" or (
+                operator.is_control and not all(tensor.is_floating_point() for tensor in tensors)
+            ):
                 with guard():
                     return real(*args)
-            group = ProcessGroup.unbox(next(each for each in args if isinstance(each, torch.ScriptObject)))
+            group = ProcessGroup.unbox(next(argument for argument in args if isinstance(argument, torch.ScriptObject)))
             with torch.no_grad(), guard():
                 operator.imitate(args, group.rank(), group.size())
             if self.phase == "short":
@@ -78,7 +80,9 @@ class LeftOut:
                     answer = real(*operator.shorten(args, group.size()))
                 boxed = _with_value(answer[-1] if isinstance(answer, tuple) else answer, tensors)
             else:
-                future: Future[Any] = Future(devices=sorted({each.device for each in tensors if each.is_cuda}, key=str))
+                future: Future[Any] = Future(
+                    devices=sorted({tensor.device for tensor in tensors if tensor.is_cuda}, key=str)
+                )
                 future.set_result(tensors)
                 boxed = c10d._create_work_from_future(future).boxed()
             return boxed if operator.result is None else (args[operator.result], boxed)

@@ -141,7 +141,7 @@ class Watch:
         if self._file is not None:
             self._file.write(lines[-1] + "\n")
             self._file.close()
-        end(self._folder, found.rank, "".join(f"{each}\n" for each in lines), self._spec.timeout_s)
+        end(self._folder, found.rank, "".join(f"{line}\n" for line in lines), self._spec.timeout_s)
 
 
 class _Counts:

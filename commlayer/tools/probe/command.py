@@ -86,11 +86,13 @@ class Report:
             raise KeyError("version")
         own = ("name", "rank", "ranks", "probe_limit_bps", "interfaces")
         hosts = []
-        for each in table["hosts"]:
-            facts = {name: value for name, value in each.items() if name not in own}
-            name, rank, ranks, limit_bps, nics = (each[key] for key in own)
+        for host in table["hosts"]:
+            facts = {name: value for name, value in host.items() if name not in own}
+            name, rank, ranks, limit_bps, nics = (host[key] for key in own)
             hosts.append(Host(name, rank, ranks, nics, facts, limit_bps))
-        findings = [Finding(**{**each, "ways": [Way(**way) for way in each["ways"]]}) for each in table["findings"]]
+        findings = [
+            Finding(**{**finding, "ways": [Way(**way) for way in finding["ways"]]}) for finding in table["findings"]
+        ]
         samples = [Sample.from_table(each) for each in table["paths"]]
         return cls(hosts, samples, findings, table["notes"], table["seconds"], table["command"])
 

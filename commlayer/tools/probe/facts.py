@@ -116,7 +116,7 @@ def _cpu_notes(facts: Mapping[str, Mapping[str, Any]]) -> list[str]:
 def _unlike_notes(facts: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Interfaces that differ from those of the same name on most hosts."""
     found = []
-    names = dict.fromkeys(name for each in facts.values() for name in each["nics"])
+    names = dict.fromkeys(name for fact in facts.values() for name in fact["nics"])
     for name in names:
         for what, unit in (("speed_mbit_s", " Mbit/s"), ("mtu", " bytes MTU"), ("driver", " as its driver")):
             values = {host: each["nics"][name][what] for host, each in facts.items() if name in each["nics"]}

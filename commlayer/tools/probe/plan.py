@@ -109,7 +109,7 @@ class Plan:
         for tasks in passes:
             for task in tasks:
                 efforts = [Effort(**about["effort"]) for about in task["paths"]]
-                size = sum(each.crossed_bytes if is_crossed(task) else each.bytes for each in efforts)
+                size = sum(effort.crossed_bytes if is_crossed(task) else effort.bytes for effort in efforts)
                 by_host[task["driver"]] = by_host.get(task["driver"], 0) + size
         return sum(by_host.values()), max(by_host.values(), default=0)
 

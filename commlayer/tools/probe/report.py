@@ -106,7 +106,7 @@ def _rows(report: Report, console: Console) -> None:
             console.print(f"{name[-width:]:<{width}} no answer", style="red")
             continue
         times = [*(sample.rtt_us or [0.0, 0.0]), (sample.loaded_rtt_us or [0.0, 0.0])[1]]
-        cells = " ".join(f"{time_text(each).replace(' ', ''):>7}" for each in times)
+        cells = " ".join(f"{time_text(time).replace(' ', ''):>7}" for time in times)
         loss = f"{sample.loss:.2%}" if sample.lost else "0"
         console.print(f"{name[-width:]:<{width}} {cells} {loss:>7} {sample.mtu:>5}")
 

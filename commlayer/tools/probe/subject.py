@@ -40,7 +40,9 @@ def explain(bad: Iterable[Way], tested: dict[Way, str]) -> list[tuple[Subject, l
         return []
     left = set(wrong)
     candidates = [(subject, ways, ways & wrong) for subject, ways in _candidates(tested)]
-    candidates = [each for each in candidates if each[2] and _is_likely(each[0], each[1], each[2])]
+    candidates = [
+        candidate for candidate in candidates if candidate[2] and _is_likely(candidate[0], candidate[1], candidate[2])
+    ]
     found = []
     while left:
         subject, _, hits = max(candidates, key=lambda each: _merit(each[0], each[1], each[2], left))

@@ -28,19 +28,19 @@ def summarize(view: dict[str, Any]) -> dict[str, Any]:
     """The view of a job, from the answer of its collector: `job` has the sums, `ranks` the samples by rank."""
     ranks = sorted(view["samples"], key=lambda each: int(each["rank"]))
     ended = set(view["ended"])
-    for each in ranks:
-        each["age_s"] = view["ages"].get(str(each["rank"]), 0.0)
-        each["state"] = "ended" if each["rank"] in ended else "silent" if each["age_s"] > SILENT_S else "live"
-    live = [each for each in ranks if each["state"] == "live"]
-    world = max((each["world"] for each in ranks), default=0)
-    heard = {each["rank"] for each in ranks}
+    for rank in ranks:
+        rank["age_s"] = view["ages"].get(str(rank["rank"]), 0.0)
+        rank["state"] = "ended" if rank["rank"] in ended else "silent" if rank["age_s"] > SILENT_S else "live"
+    live = [rank for rank in ranks if rank["state"] == "live"]
+    world = max((rank["world"] for rank in ranks), default=0)
+    heard = {rank["rank"] for rank in ranks}
     return {
         "job": {
-            "time": max((each["time"] for each in ranks), default=0.0),
+            "time": max((rank["time"] for rank in ranks), default=0.0),
             "world": world,
             "live": len(live),
             "unheard": sorted(set(range(world)) - heard),
-            "silent": [each["rank"] for each in ranks if each["state"] == "silent"],
+            "silent": [rank["rank"] for rank in ranks if rank["state"] == "silent"],
             "ended": sorted(ended),
             "paused": sorted({name for each in live for name in each["paused"]}),
             **_sums(live),

@@ -20,7 +20,7 @@ def lines(found: dict[str, Any], *, limit: int = 0, paths: bool = False) -> list
     """The view of a job (`summary.summarize`). `limit`: most lines, by leaving out ranks; 0: all. `paths`: each rank's
     interfaces and paths, too."""
     above = head(found["job"])
-    rows = [rank_lines(each, paths=paths) for each in found["ranks"]]
+    rows = [rank_lines(rank, paths=paths) for rank in found["ranks"]]
     room = limit - len(above) - 3 if limit else 0
     shown, left = _chosen(found, rows, room) if limit and sum(map(len, rows)) > room else (rows, 0)
     below = [f"and {left} more ranks: --rows 0 shows all, --json has all"] if left else []
@@ -131,10 +131,14 @@ def rank_lines(sample: dict[str, Any], *, paths: bool = False) -> list[str]:
         found.append(f"     a collective has been in flight for {sample['oldest_s']:.0f} s")
     if paths:
         several = len(sample["interfaces"]) > 1
-        found += [_flow(f"     {each['interface']}, all peers", each) for each in sample["interfaces"] if several]
         found += [
-            _flow(f"       {each['interface']} -> rank {each['peer']} {each['remote']}", each)
-            for each in sample["paths"]
+            _flow(f"     {interface['interface']}, all peers", interface)
+            for interface in sample["interfaces"]
+            if several
+        ]
+        found += [
+            _flow(f"       {path['interface']} -> rank {path['peer']} {path['remote']}", path)
+            for path in sample["paths"]
         ]
     return found
 

@@ -44,7 +44,7 @@ def run(
         warn(text)
     count = write(records, alignments, output)
     found = {"output": str(output), "events": count, "ranks": summary.values(records, alignments), "warnings": warned}
-    ranks = len({each.rank for each in records})
+    ranks = len({record.rank for record in records})
     of = f"{ranks} rank{'s' * (ranks > 1)}"
     say(summary.wrapped(f"{output}: {count} events of {of}. Open it at https://ui.perfetto.dev, or with --open"))
     if for_analyzer is not None:

@@ -32,7 +32,7 @@ def read(path: Path, dump: Mapping[str, Any]) -> Record:
         pid=dump.get("pid"),
         written_ns=written_ns,
         operations=operations,
-        steps=[each for each in steps if each.ended_ns >= since_ns],
+        steps=[step for step in steps if step.ended_ns >= since_ns],
         paths=[_reading(each) for each in dump.get("paths", []) if each["time_ns"] >= since_ns],
     )
 

@@ -35,8 +35,10 @@ _TORCH_DTYPES = {name: dtype for dtype, name in DTYPES.items()}
 def read(path: Path, trace: Mapping[str, Any]) -> Record:
     """The record in a trace. Raises ValueError if it has no rank."""
     base_ns = int(trace.get("baseTimeNanoseconds", 0))
-    events = [each for each in trace["traceEvents"] if isinstance(each, dict)]
-    calls = [each for each in events if each.get("name") in PARAMETERS and each.get("args", {}).get("Seq") is not None]
+    events = [event for event in trace["traceEvents"] if isinstance(event, dict)]
+    calls = [
+        event for event in events if event.get("name") in PARAMETERS and event.get("args", {}).get("Seq") is not None
+    ]
     info = trace.get("distributedInfo") or {}
     rank = info.get("rank")
     if rank is None and calls:
@@ -45,7 +47,7 @@ def read(path: Path, trace: Mapping[str, Any]) -> Record:
     if rank is None:
         raise ValueError("it has no rank: let the profiler start after init_process_group")
     operations = _operations(rank, events, calls, base_ns)
-    ends = [nanoseconds(each["ts"], base_ns) + nanoseconds(each.get("dur", 0)) for each in events if has_time(each)]
+    ends = [nanoseconds(event["ts"], base_ns) + nanoseconds(event.get("dur", 0)) for event in events if has_time(event)]
     return Record(
         path=path,
         kind="profile",
@@ -84,16 +86,16 @@ def has_time(event: Mapping[str, Any]) -> bool:
 
 def _operations(rank: int, events: Sequence[Any], calls: Sequence[Any], base_ns: int) -> list[Operation]:
     """One for each event with arguments. Its end is that of the event around it, `commlayer:all_reduce`."""
-    around: dict[Any, list[Span]] = {each["tid"]: [] for each in calls}
-    for each in events:
-        if is_operation(each) and each["tid"] in around:
-            ended = each.get("args", {}).get("finished") is not False
-            name = each["name"].removeprefix(PREFIX)
-            around[each["tid"]].append(Span(each["ts"], each["ts"] + each["dur"], name, ended))
+    around: dict[Any, list[Span]] = {call["tid"]: [] for call in calls}
+    for event in events:
+        if is_operation(event) and event["tid"] in around:
+            ended = event.get("args", {}).get("finished") is not False
+            name = event["name"].removeprefix(PREFIX)
+            around[event["tid"]].append(Span(event["ts"], event["ts"] + event["dur"], name, ended))
     found = []
     for tid, spans in around.items():
         spans.sort()
-        own = sorted((each for each in calls if each["tid"] == tid), key=lambda each: float(each["ts"]))
+        own = sorted((call for call in calls if call["tid"] == tid), key=lambda each: float(each["ts"]))
         for call in own:
             place = bisect_right(spans, call["ts"], key=lambda span: span.start) - 1
             # Each span has one call: a call without a span of its own may be within that of an earlier one.

@@ -63,7 +63,7 @@ def merged(records: Sequence[Record], alignments: Sequence[Alignment]) -> tuple[
 
 def host_of(records: Sequence[Record]) -> str:
     """The host of a rank, from any of its files; empty: not known."""
-    return next((each.host for each in records if each.host), "")
+    return next((record.host for record in records if record.host), "")
 
 
 def clock_label(alignment: Alignment) -> str:
@@ -77,8 +77,8 @@ def clock_label(alignment: Alignment) -> str:
 def _first_ns(record: Record) -> int:
     """The time of the earliest event of a file."""
     times = [each.submitted_ns for each in record.operations]
-    times += [each.ended_ns for each in record.steps] + [each.time_ns for each in record.paths]
-    times += [nanoseconds(each["ts"], record.base_ns) for each in record.events if has_time(each)]
+    times += [step.ended_ns for step in record.steps] + [path.time_ns for path in record.paths]
+    times += [nanoseconds(event["ts"], record.base_ns) for event in record.events if has_time(event)]
     return min(times, default=record.written_ns)
 
 
@@ -186,7 +186,7 @@ def _arrows(slices: Sequence[Slice], ids: Iterator[int]) -> Iterator[Event]:
             own.sort(key=lambda each: each.start)
             yield from _arrow("collective", [(each, each.start) for each in own], next(ids))
     messages = {id(each.operation): each for each in slices if each.operation.is_message}
-    for sent, received in message_pairs([each.operation for each in messages.values()]):
+    for sent, received in message_pairs([message.operation for message in messages.values()]):
         source, target = messages[id(sent)], messages[id(received)]
         time = max(source.start, target.start)
         if time <= target.end:  # else the clocks contradict each other

@@ -89,14 +89,14 @@ def _collective(found: Matrix, members: Sequence[Member]) -> None:
     name, root = members[0][1].name, members[0][1].root
     if len({(each.name, each.root) for _, each in members}) > 1:
         return  # the ranks called different operations
-    takers = [each for each in members if each[1].outputs or name == "barrier"]
-    givers = [each for each in members if (each[1].inputs and each[1].nbytes) or name == "barrier"]
+    takers = [member for member in members if member[1].outputs or name == "barrier"]
+    givers = [member for member in members if (member[1].inputs and member[1].nbytes) or name == "barrier"]
     if name in FROM_ALL or (name == EVEN and _is_even(members)):
         _bound(found, takers, givers)
     elif name in FROM_ROOT and root is not None:
-        _bound(found, takers, [each for each in givers if each[1].rank == root])
+        _bound(found, takers, [giver for giver in givers if giver[1].rank == root])
     elif name in TO_ROOT and root is not None:
-        _bound(found, [each for each in takers if each[1].rank == root], givers)
+        _bound(found, [taker for taker in takers if taker[1].rank == root], givers)
 
 
 def _bound(found: Matrix, later: Sequence[Member], earlier: Sequence[Member]) -> None:

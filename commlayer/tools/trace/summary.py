@@ -80,11 +80,11 @@ def values(records: Sequence[Record], alignments: Sequence[Alignment]) -> list[d
 
 
 def _hosts(records: Sequence[Record]) -> dict[int, str]:
-    return {each.rank: host_of([other for other in records if other.rank == each.rank]) for each in records}
+    return {record.rank: host_of([other for other in records if other.rank == record.rank]) for record in records}
 
 
 def _named(records: Sequence[Record]) -> str:
-    shown = [f"rank {each.rank} ({each.path.name})" for each in records[:SHOWN]]
+    shown = [f"rank {record.rank} ({record.path.name})" for record in records[:SHOWN]]
     return ", ".join(shown) + (f" and {len(records) - SHOWN} more" if len(records) > SHOWN else "")
 
 

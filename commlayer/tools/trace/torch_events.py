@@ -77,18 +77,18 @@ def _rows(events: Sequence[Mapping[str, Any]]) -> dict[int, str]:
 
 def _cpu_processes(events: Sequence[Mapping[str, Any]]) -> list[Any]:
     """The processes that torch's operators ran in: one, in all traces that we know."""
-    counts = Counter(each.get("pid") for each in events if each.get("cat") == CPU)
+    counts = Counter(event.get("pid") for event in events if event.get("cat") == CPU)
     return [pid for pid, _ in counts.most_common(1)]
 
 
 def _names(record: Record) -> dict[tuple[Any, Any], str]:
     """Names that the file gives its threads (process, thread), and labels of its processes (process, None)."""
     found = {}
-    for each in record.events:
-        if each.get("ph") == "M":
-            arguments = each.get("args", {})
-            if each.get("name") == "thread_name":
-                found[each.get("pid"), each.get("tid")] = str(arguments.get("name", ""))
-            elif each.get("name") == "process_labels":
-                found[each.get("pid"), None] = str(arguments.get("labels", ""))
+    for event in record.events:
+        if event.get("ph") == "M":
+            arguments = event.get("args", {})
+            if event.get("name") == "thread_name":
+                found[event.get("pid"), event.get("tid")] = str(arguments.get("name", ""))
+            elif event.get("name") == "process_labels":
+                found[event.get("pid"), None] = str(arguments.get("labels", ""))
     return found

@@ -231,7 +231,7 @@ def candidates(predicted: Sequence[tuple[Arm, float]], count: int) -> list[tuple
     """
     default, *others = predicted
     seconds = dict(others)
-    ordered = sorted((each for each in others if not _is_idle(each[0], seconds)), key=_rank)
+    ordered = sorted((other for other in others if not _is_idle(other[0], seconds)), key=_rank)
     best: dict[tuple[object, ...], tuple[Arm, float]] = {}
     for each in ordered:
         best.setdefault(family(each[0]), each)

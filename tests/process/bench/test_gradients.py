@@ -117,5 +117,8 @@ def test_every_variant_is_right_where_nothing_is_lost(rank: int, size: int) -> N
     assert backends[0].group is backends[1].group
     spec = Spec(specs, (3_000_000,), collective="gradients", iters=3, rounds=1)
     results = Bench(spec, backends, control, local_leader=rank == 0).run(lambda _: None)
-    found = [(each.backend.spec, each.wrong, each.not_counted, list(each.packets) == [*COUNTERS]) for each in results]
+    found = [
+        (result.backend.spec, result.wrong, result.not_counted, list(result.packets) == [*COUNTERS])
+        for result in results
+    ]
     assert found == [(each, 0, 0.0, str(each).startswith("commlayer")) for each in specs]

@@ -26,7 +26,7 @@ CPU = torch.device("cpu")
 
 def whole(values: Any) -> list[Tensor]:
     """Copies of tensors, gathered where they are sharded."""
-    return [(each.full_tensor() if isinstance(each, DTensor) else each).detach().clone() for each in values]
+    return [(value.full_tensor() if isinstance(value, DTensor) else value).detach().clone() for value in values]
 
 
 def layers(count: int = 3) -> nn.Sequential:

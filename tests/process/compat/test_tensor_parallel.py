@@ -41,7 +41,8 @@ def test_transformer(rank: int, size: int) -> Any:
         loss = torch.nn.functional.cross_entropy(output.flatten(0, 1), tokens.flatten())
         loss.backward()
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-    return [loss.full_tensor() if hasattr(loss, "full_tensor") else loss, [each.full_tensor() for each in gradients]]  # type: ignore[attr-defined]
+    full: list[Any] = [tensor.full_tensor() for tensor in gradients]  # type: ignore[attr-defined]
+    return [loss.full_tensor() if hasattr(loss, "full_tensor") else loss, full]
 
 
 def _mesh(rank: int, size: int, override: bool) -> Any:

@@ -29,7 +29,7 @@ def test_every_codec_and_level_has_a_row(tmp_path: Path, capsys: pytest.CaptureF
     assert len(found["codec"]) == len(expected) + 2
     assert found["select"] == []
     for row in rows:
-        assert all(row[each]["gb_s"] > 0 and row[each]["of_memcpy"] > 0 for each in bench.OPERATIONS)
+        assert all(row[operation]["gb_s"] > 0 and row[operation]["of_memcpy"] > 0 for operation in bench.OPERATIONS)
         assert row["bytes_per_value"] == CODECS[row["codec"]].block_bytes / CODECS[row["codec"]].block_values
         assert 0 < row["gaussian"]["nmse"] < 1
         assert 0 < row["heavy_tailed"]["cosine"] < 1

@@ -25,7 +25,7 @@ def test_every_claim_has_its_run_and_size() -> None:
         assert BEFORE.get(kind, "") in RUNS[each.run]
         assert words[words.index("--rate") + 1] == rate
         assert size in words[words.index("--sizes") + 1].split(",")
-    assert {each.run for each in CLAIMS.values()} == set(RUNS)
+    assert {claim.run for claim in CLAIMS.values()} == set(RUNS)
 
 
 def test_a_cell_has_both_times_and_says_which_is_slower() -> None:

@@ -61,7 +61,7 @@ def error(rank: PowerSgd, number: int, shape: tuple[int, ...]) -> Tensor:
 
 def snapshot(ranks: list[PowerSgd]) -> dict[tuple[int, str, int], Tensor]:
     """Copies of the states: by rank, "errors" or "right", and parameter."""
-    states = [each.state_dict() for each in ranks]
+    states = [rank.state_dict() for rank in ranks]
     parts = [(rank, part) for rank in range(len(ranks)) for part in ("errors", "right")]
     return {(rank, part, i): value.clone() for rank, part in parts for i, value in states[rank][part].items()}
 

@@ -23,14 +23,14 @@ CANDIDATES = [
     Candidate(LOW_RANK, 4.0, 4e-9, keeps_errors=True, steps=1.4, begins=EXACT_STEPS),
     Candidate("sign", 0.28, 0.8e-9, keeps_errors=True, steps=1.4, begins=EXACT_STEPS),
 ]
-BY_NAME = {each.codec: each for each in CANDIDATES}
+BY_NAME = {candidate.codec: candidate for candidate in CANDIDATES}
 CONTENTS = [
     Content(400_000, 369_000, 31_000, exact=3_300, left=8_400, right=8_400),
     Content(400_000, 369_000, 31_000, exact=3_300, left=8_400, right=8_400),
     Content(250_000, 231_000, 19_000, exact=2_200, left=5_200, right=5_200),
 ]
 """The content of the GPT of docs/compression.md, in 3 buckets."""
-VECTORS = [Content(each.values, each.coarse, each.fine, exact=each.values) for each in CONTENTS]
+VECTORS = [Content(content.values, content.coarse, content.fine, exact=content.values) for content in CONTENTS]
 """The same without a matrix that is worth factors."""
 STARTS_S = [0.015, 0.025, 0.035]
 """The times when the backward pass has made each bucket."""
@@ -62,7 +62,7 @@ class Job:
             for choice in self.choices:
                 choice.begin_step(self.step, self.now_s, self.agree(offered))
             codecs = [[choice.codec(i) for i in range(len(self.contents))] for choice in self.choices]
-            assert all(each == codecs[0] for each in codecs)
+            assert all(codec == codecs[0] for codec in codecs)
             spans = self.spans(codecs[0])
             for choice in self.choices:
                 for i, each in enumerate(spans):
@@ -309,7 +309,7 @@ def test_the_table_has_a_row_for_each_codec() -> None:
     job.rate = 2.5e6
     job.run(PERIOD * 2)
     table = job.choice.explain()
-    sent = SHARE * sum(4 * (each.exact + each.left + each.right) for each in CONTENTS)
+    sent = SHARE * sum(4 * (content.exact + content.left + content.right) for content in CONTENTS)
     assert f"{LOW_RANK:16}{sent:12.0f}" in table
     assert "counts 1.4 times: more steps to the same loss" in table
     assert all(f"\n{candidate.codec} " in table for candidate in CANDIDATES)

@@ -24,7 +24,7 @@ def of_model(model: torch.nn.Module, fine: Fine, rank: int) -> Content:
 @given(st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=3).map(tuple), max_size=6), st.integers(1, 4))
 def test_the_bytes_are_those_that_powersgd_sends(shapes: list[tuple[int, ...]], rank: int) -> None:
     ((*parameters,),) = draw(1, shapes, seed=1)
-    starts = [0, *itertools.accumulate(each.numel() for each in parameters)]
+    starts = [0, *itertools.accumulate(parameter.numel() for parameter in parameters)]
     content = content_of(parameters, starts[:-1], starts[-1], Fine(), rank)
     (own,) = team(1, rank)
     compression = own.compress(range(len(parameters)), parameters)

@@ -104,7 +104,7 @@ def test_results_are_the_same_bits_on_all_ranks() -> None:
         first, *others = reduce(ranks, draw(4, SHAPES, seed=step), average=mean_in_16_bits)
         for own in others:
             assert all(torch.equal(a, b) for a, b in zip(own, first, strict=True))
-    state, *states = (each.state_dict() for each in ranks)
+    state, *states = (rank.state_dict() for rank in ranks)
     for other in states:
         assert all(torch.equal(other["right"][i], state["right"][i]) for i in COMPRESSED)
         assert not any(torch.equal(other["errors"][i], state["errors"][i]) for i in COMPRESSED)
@@ -129,7 +129,7 @@ def test_a_quadratic_problem_converges() -> None:
     targets = [own[0] for own in draw(size, [(20, 30)], seed=3)]
     weights = torch.zeros(20, 30)
     for _ in range(600):
-        weights -= 0.02 * reduce(ranks, [[weights - each] for each in targets], average=mean_in_16_bits)[0][0]
+        weights -= 0.02 * reduce(ranks, [[weights - target] for target in targets], average=mean_in_16_bits)[0][0]
     assert (weights - mean(targets)).norm() < 0.02 * mean(targets).norm()
 
 
@@ -155,7 +155,7 @@ def test_matrices_of_zeros_and_of_lower_rank_stay_finite() -> None:
         results = reduce(ranks, [gradients, gradients])[0]
         for result, gradient in zip(results[:3], gradients, strict=False):
             torch.testing.assert_close(result, gradient, rtol=1e-4, atol=1e-4)
-        assert all(bool(each.isfinite().all()) for each in results)
+        assert all(bool(result.isfinite().all()) for result in results)
     factors = ranks[0].state_dict()["right"]
     for factor in factors.values():
         torch.testing.assert_close(factor @ factor.T, torch.eye(3))
@@ -165,8 +165,8 @@ def test_zeros_do_not_take_the_right_factor_away() -> None:
     ranks, zeros = team(2), [[torch.zeros(20, 30)]] * 2
     reduce(ranks, draw(2, [(20, 30)], seed=1))
     before = ranks[0].state_dict()
-    for each in ranks:
-        each.load_state_dict({**before, "errors": {}})
+    for rank in ranks:
+        rank.load_state_dict({**before, "errors": {}})
     reduce(ranks, zeros)
     after = ranks[0].state_dict()["right"][0]
     torch.testing.assert_close(after @ before["right"][0].T, torch.eye(2))
@@ -175,7 +175,7 @@ def test_zeros_do_not_take_the_right_factor_away() -> None:
 def test_the_error_of_an_unused_parameter_waits() -> None:
     ranks, gradients = team(2), draw(2, [(20, 30), (20, 30)], seed=1)
     reduce(ranks, gradients)
-    before = [each.state_dict()["errors"] for each in ranks]
+    before = [rank.state_dict()["errors"] for rank in ranks]
     unused = [[torch.zeros(20, 30), own[1]] for own in gradients]
     results = reduce(ranks, unused)
     assert not results[0][0].any()
@@ -184,7 +184,7 @@ def test_the_error_of_an_unused_parameter_waits() -> None:
         assert not torch.equal(error(each, 1, (20, 30)), errors[1])
     half = [unused[0], gradients[1]]  # the second rank has used it
     results = reduce(ranks, half)
-    left_over = mean([error(each, 0, (20, 30)) for each in ranks])
+    left_over = mean([error(rank, 0, (20, 30)) for rank in ranks])
     wanted = mean([half[0][0] + before[0][0], half[1][0] + before[1][0]])
     torch.testing.assert_close(results[0][0] + left_over, wanted)
 

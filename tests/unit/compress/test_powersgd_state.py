@@ -15,7 +15,7 @@ def test_a_restored_state_goes_on_with_the_same_bits() -> None:
     ranks = team(3)
     for step in range(3):
         reduce(ranks, draw(3, SHAPES, seed=step))
-    saved = [each.state_dict() for each in ranks]
+    saved = [rank.state_dict() for rank in ranks]
     file = io.BytesIO()
     torch.save(saved, file)
     reduce(ranks, draw(3, SHAPES, seed=9))  # leaves a saved state as it is

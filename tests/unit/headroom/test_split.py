@@ -33,7 +33,9 @@ def test_an_engine_that_carried_nothing_tells_nothing() -> None:
     """Such is a job with `cpu:gloo,cuda:nccl`."""
     as_is = job()
     idle = on_engine()
-    records = [replace(each, steps=tuple(replace(step, collectives=0) for step in each.steps)) for each in idle.records]
+    records = [
+        replace(record, steps=tuple(replace(step, collectives=0) for step in record.steps)) for record in idle.records
+    ]
     assert split(as_is, as_is, trial(*records)).engine is None
 
 

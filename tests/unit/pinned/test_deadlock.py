@@ -148,14 +148,14 @@ def run_program(calls: list[str], rank: int, cuda: FakeCuda, exchange: Exchange,
     pinned = PinnedCopies(cuda, stream_wait=True)
     works: list[CommWork] = []
     tensors: list[Tensor] = []
-    for each in calls:
+    for call in calls:
         time.sleep(pauses.choice([0, 0, 0.0005]))
-        if each == "run":
+        if call == "run":
             tensors.append(cuda.tensor(rank + 1.0 + len(tensors)))
             works.append(pinned.run(functools.partial(exchange.add, rank), [tensors[-1]], [tensors[-1]]))
-        elif each == "wait":
+        elif call == "wait":
             works.pop(order.randrange(len(works))).wait()
-        elif each == "kernel":
+        elif call == "kernel":
             cuda.launch(lambda: time.sleep(0.0002))
         else:
             cuda.first_use()

@@ -93,7 +93,7 @@ MODES: tuple[Mode, ...] = ("step", "deferred")
 def fastest_of_all(layers: list[Layer], link: Link, ranks: int, microbatches: int) -> float:
     """The least step of 1F1B, AIAO and every interleaved group, simulated without the planner's choices or bounds."""
     costs, best = Costs(layers, link), math.inf
-    for depth, chunks in product((each for each in range(1, ranks + 1) if ranks % each == 0), (1, 2)):
+    for depth, chunks in product((rank for rank in range(1, ranks + 1) if ranks % rank == 0), (1, 2)):
         replicas, count = ranks // depth, microbatches * depth // ranks
         if microbatches % replicas or depth * chunks > len(layers):
             continue

@@ -34,7 +34,7 @@ def check_structure(plans: Sequence[Plan], inputs: Sequence[Array], outputs: Seq
         posts = plan.steps["message"][plan.steps["kind"] == StepKind.POST].tolist()
         assert posts == [*range(1, len(posts)), plan.posts] or posts == [*range(1, len(posts) + 1)]
         assert plan.posts == plans[0].posts == max(posts, default=0)
-        assert plan.staging_bytes <= max(each.staging_bytes for each in plans)
+        assert plan.staging_bytes <= max(plan.staging_bytes for plan in plans)
         sizes = {Buffer.INPUT: inputs[rank].nbytes, Buffer.OUTPUT: outputs[rank].nbytes}
         sizes |= {Buffer.SCRATCH: plan.scratch_bytes, Buffer.STAGING: plan.staging_bytes}
         named = plan.successors.tolist()
@@ -98,8 +98,8 @@ def conform(
     plans = [make(rank) for rank in range(n)]
     meanings = [oracle.meaning(collective, rank, n, numel, root) for rank in range(n)]
     originals = data(n, meanings[0].input_length, op, dtype, seed)
-    inputs = [each.copy() for each in originals]
-    outputs = inputs if meanings[0].in_place else [np.zeros(each.output_length, dtype) for each in meanings]
+    inputs = [original.copy() for original in originals]
+    outputs = inputs if meanings[0].in_place else [np.zeros(meaning.output_length, dtype) for meaning in meanings]
     own = [slice(rank * numel, (rank + 1) * numel) for rank in range(n)]
     if in_place and collective == "reduce_scatter":
         outputs = [inputs[rank][own[rank]] for rank in range(n)]

@@ -134,8 +134,8 @@ def test_deterministic_sums_are_made_in_the_order_of_the_ranks_and_hosts(
         for rank in range(world)
     ]
     interpreter.run(plans, replicas, replicas, Op.SUM, seed=seed)
-    for each in replicas:
-        assert each.tobytes() == expected.tobytes()
+    for replica in replicas:
+        assert replica.tobytes() == expected.tobytes()
 
 
 def test_weights_for_other_hosts_are_refused() -> None:

@@ -160,7 +160,7 @@ def test_gradients_cleared_or_kept(to_none: bool | None) -> None:
             if to_none is not None:
                 run.optimizer.zero_grad(set_to_none=to_none)
             yield run.forward(orders(step))
-            yield [] if to_none else [each.grad for each in run.parameters if each.grad is not None]
+            yield [] if to_none else [parameter.grad for parameter in run.parameters if parameter.grad is not None]
             run.optimizer.zero_grad()
 
     runs(OPTIMIZERS["SGD"], loop)
@@ -295,7 +295,7 @@ def test_staleness_one_is_the_rule_of_its_name(clips: bool) -> None:
         plain.backward(step)
         if clips:
             nn.utils.clip_grad_norm_(plain.parameters, 0.5)
-        now = [each.grad for each in plain.parameters if each.grad is not None]
+        now = [parameter.grad for parameter in plain.parameters if parameter.grad is not None]
         for number, parameter in enumerate(plain.parameters):
             parameter.grad = None if gradients is None else gradients[number]
         plain.optimizer.step()

@@ -86,7 +86,7 @@ def test_clipping_is_exact() -> None:
     plain = [nn.Parameter(torch.zeros(3)) for _ in arrivals]
     for parameter in plain:
         parameter.grad = torch.tensor(VALUES)
-    norm = nn.utils.clip_grad_norm_([each.parameter for each in arrivals], 1.0)
+    norm = nn.utils.clip_grad_norm_([arrival.parameter for arrival in arrivals], 1.0)
     assert norm == nn.utils.clip_grad_norm_(plain, 1.0)
     for arrival, parameter in zip(arrivals, plain, strict=True):
         assert parameter.grad is not None

@@ -51,7 +51,7 @@ def test_the_link_is_never_idle_while_something_waits(sent: list[tuple[int, int,
         free = max(free, start) + seconds
     assert max(ended.values(), default=0.0) == free
     if discipline == "class":
-        alone = [each for each in transfers if each[2] == 0]
+        alone = [transfer for transfer in transfers if transfer[2] == 0]
         apart, _ = serve("class", alone)
         assert sorted(apart.values()) == sorted(ended[str(i)] for i, each in enumerate(transfers) if each[2] == 0)
 

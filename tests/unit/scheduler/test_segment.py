@@ -93,7 +93,7 @@ def test_a_reduction_that_nobody_waited_for_ends_before_its_buffer_is_filled_aga
         parameter.grad = None
     segment.arm(unneeded)
     assert wire.waits == 1
-    assert all(not each.any() for each in gradients(segment))
+    assert all(not gradient.any() for gradient in gradients(segment))
 
 
 def test_gradients_in_flight_are_kept_and_added_to() -> None:
@@ -101,7 +101,7 @@ def test_gradients_in_flight_are_kept_and_added_to() -> None:
     segment = made(wire)
     segment.arm(unneeded)
     backward(segment.parameters, 1)
-    first = [2 * each for each in gradients(segment)]
+    first = [2 * gradient for gradient in gradients(segment)]
     segment.launch(1, 0).place()
     segment.arm(unneeded)
     assert same(gradients(segment), first)
@@ -116,10 +116,10 @@ def test_a_result_that_is_needed_keeps_its_buffer() -> None:
         backward(segment.parameters, step)
         before = gradients(segment)
         needed[:] = [*needed[-1:], segment.launch(1, 0)]
-        for each in segment.parameters:
-            each.grad = None
+        for parameter in segment.parameters:
+            parameter.grad = None
         needed[-1].wait()
-        assert same([each / 2 for each in needed[-1].gradients.values()], before)
+        assert same([gradient / 2 for gradient in needed[-1].gradients.values()], before)
         if step:
             assert needed[0].gradients.keys() == needed[1].gradients.keys()
             assert wire.started[-1][0].data_ptr() != wire.started[-2][0].data_ptr()
@@ -142,7 +142,7 @@ def test_gradients_have_the_strides_of_their_parameters() -> None:
     segment = Segment([transposed, gaps], Wire().start, 1)
     segment.arm(unneeded)
     backward(segment.parameters, 1)
-    assert [each.stride() for each in gradients(segment)] == [(1, 4), (3, 1)]
+    assert [gradient.stride() for gradient in gradients(segment)] == [(1, 4), (3, 1)]
     assert transposed.grad is not None
     assert transposed.grad.stride() == transposed.stride()
 

@@ -307,7 +307,7 @@ def test_times_add_up_and_keep_their_bounds(
         assert busy <= result.step_s + 1e-6
         assert rank.bubble_s >= 0
     if mode == "blocking" and len(order) == 1:
-        reductions = sum(each.reduce_s for each in costs)
+        reductions = sum(cost.reduce_s for cost in costs)
         assert result.step_s == pytest.approx(result.ranks[0].busy_s + reductions)
 
 

@@ -68,7 +68,7 @@ def test_of_many_paths_those_that_stand_out_are_told() -> None:
     assert {(70, 0), (50, 0), (60, 0)} <= set(told)
     assert list(told) == sorted(told)
     assert (told[50, 0].lost, told[50, 0].sent) == (30, 100)
-    assert sum(each.sent for each in ports.values()) == 100 * 100
+    assert sum(port.sent for port in ports.values()) == 100 * 100
     assert (ports[0].dead, ports[0].lost, ports[0].queue_us) == (1, 30, 9000)
 
 

@@ -27,9 +27,9 @@ def test_files_become_one_trace(tmp_path: Path) -> None:
     assert result.exit_code == 0
     found = json.loads(result.stdout)
     assert (found["output"], found["warnings"]) == (str(output), [])
-    assert [each["rank"] for each in found["ranks"]] == [0, 1]
+    assert [rank["rank"] for rank in found["ranks"]] == [0, 1]
     assert found["ranks"][1]["offset_s"] == pytest.approx(-3, abs=found["ranks"][1]["uncertainty_s"])
-    assert [file["path"] for each in found["ranks"] for file in each["files"]] == job(tmp_path)
+    assert [file["path"] for rank in found["ranks"] for file in rank["files"]] == job(tmp_path)
     trace = json.loads(output.read_text())
     assert len(trace["traceEvents"]) == found["events"]
     assert trace["otherData"]["clocks"] == found["ranks"]

@@ -57,10 +57,10 @@ def check(trace: Trace) -> None:
             assert stack
             assert stack[-1][0] <= start <= stack[-1][1]
             phases[event["cat"], event["name"], event["id"]].append(event["ph"])
-    for each in phases.values():
-        assert each[0] == "s"
-        assert each[-1] == "f"
-        assert set(each[1:-1]) <= {"t"}
+    for phase in phases.values():
+        assert phase[0] == "s"
+        assert phase[-1] == "f"
+        assert set(phase[1:-1]) <= {"t"}
     assert all(event["s"] != "g" for event in trace["traceEvents"] if event["ph"] == "i")
 
 
@@ -145,7 +145,7 @@ def test_paths_have_counters_and_tell_their_death(tmp_path: Path) -> None:
     paths = [reading(0, 0, 0), reading(500, 100, 5), reading(1000, 100, 5, is_dead=1), reading(1500, 400, 5)]
     trace = merged(tmp_path, a=flight(0, [collective(1, 0, 5)], paths=paths))
     rates = [event for event in trace["traceEvents"] if event["name"] == "eth0 to rank 1: packets per second"]
-    assert [(each["ts"], *each["args"].values()) for each in rates] == [
+    assert [(rate["ts"], *rate["args"].values()) for rate in rates] == [
         (0, 200, 10),
         (500_000, 0, 0),
         (1_000_000, 600, 0),
