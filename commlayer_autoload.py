@@ -25,6 +25,7 @@ def load() -> None:
     if NAME not in dist.Backend.backend_list:
         dist.Backend.register_backend(NAME, _create, extended_api=True, devices=_devices())
     _split_groups(dist)
+    _shrink_groups(dist)
     if environment.variable(environment.TORCHCOMMS):
         _refuse_torchcomms(dist.distributed_c10d)
     file = environment.job_file()
@@ -71,6 +72,25 @@ def _split_groups(dist: Any) -> None:
 
     split_group.splits = True  # type: ignore[attr-defined]
     dist.split_group = c10d.split_group = split_group
+
+
+def _shrink_groups(dist: Any) -> None:
+    """Lets `dist.shrink_group` shrink groups of ours: torch makes the smaller group from a backend of C++."""
+    c10d = dist.distributed_c10d
+    real = getattr(c10d, "shrink_group", None)
+    if real is None or getattr(real, "shrinks", False):
+        return
+
+    @functools.wraps(real)
+    def shrink_group(ranks_to_exclude: Any, group: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if not hasattr(group or dist.group.WORLD, "name_of_shrunk"):
+            return real(ranks_to_exclude, group, *args, **kwargs)
+        from commlayer.frontend.group.shrink import shrink_group
+
+        return shrink_group(ranks_to_exclude, group, *args, **kwargs)
+
+    shrink_group.shrinks = True  # type: ignore[attr-defined]
+    dist.shrink_group = c10d.shrink_group = shrink_group
 
 
 def _refuse_torchcomms(c10d: Any) -> None:

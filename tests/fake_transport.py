@@ -137,6 +137,7 @@ class FakeGroup:
         self.interface = "lo"
         self.on_failure: Callable[[], None] = lambda: None
         self.on_left: Callable[[], None] = lambda: None
+        self.farewell: Callable[[], str] = str
         self.failure: CommError | None = None
         self.delay_s = 0.0
         self.operations: list[tuple[Call | Delivery | Message, float, int]] = []
@@ -154,6 +155,9 @@ class FakeGroup:
         return 0.0, 0.0
 
     def awaited(self) -> list[int]:
+        return []
+
+    def lost(self) -> list[int]:
         return []
 
     def status(self) -> tuple[str, int | None]:

@@ -227,6 +227,13 @@ class Group(Protocol):
         `length` bytes go to address `target`; otherwise as `send`. `priority` has no effect: the sender chooses it.
         """
 
+    def lost(self) -> list[int]:
+        """The ranks whose processes this one has lost: those of this host as soon as they end, others where an
+        operation has waited for them for the peer timeout."""
+
+    farewell: Callable[[], str]
+    """Returns, for errors, that the other ranks have excluded this one; an empty text: they have not."""
+
     on_failure: Callable[[], None]
     """It is called before an error of one of the group's operations is raised."""
 

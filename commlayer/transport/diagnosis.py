@@ -50,8 +50,11 @@ class Diagnosis:
         """The number in the job of a rank of the group."""
         return int(self.descriptions[rank]["peer"])
 
-    def error(self, status: int, culprit: int | None, detail: str, call: Call | None) -> CommError:
-        """The exception for a status of the engine. `culprit`: a rank of the group, or None; `detail` goes after it."""
+    def error(
+        self, status: int, culprit: int | None, detail: str, call: Call | None, farewell: Callable[[], str] = str
+    ) -> CommError:
+        """The exception for a status of the engine. `culprit`: a rank of the group, or None; `detail` goes after it.
+        `farewell`: see `base.Group`."""
         kind, remedy = ERRORS.get(status, (CommError, "unknown status"))
         elapsed = "" if call is None else f" after {call.elapsed_s():.3g} s"
         operation = "" if call is None else f"{call.title()} {call.arguments(self._numbers())}".rstrip() + ": "
@@ -62,6 +65,8 @@ class Diagnosis:
         failure = f"{operation}{text}{elapsed}"
         parts = [self._place(culprit), self._last_heard(culprit) if status == lib.CL_EPEERLOST else ""]
         about = f" ({'; '.join(filter(None, parts))})" if culprit is not None else ""
+        if status in (lib.CL_EPEERLOST, lib.CL_EABORTED) and (excluded := farewell()):
+            told, remedy = excluded, "end this process, or let it join another job"
         error = kind(f"{self.who}: {failure}{about}{detail}{'; ' * bool(told)}{told}; {remedy}")
         error.rank, error.group = self.number(self.rank), self.name
         if culprit is not None:

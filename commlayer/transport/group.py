@@ -76,6 +76,7 @@ class NativeGroup:
         self._peers = peers
         self.on_failure: Callable[[], None] = lambda: None
         self.on_left: Callable[[], None] = lambda: None
+        self.farewell: Callable[[], str] = str
         self.engine.lags.open(id(self), self._lags)
         self.is_inherited = False
         self._owner = os.getpid()
@@ -232,6 +233,14 @@ class NativeGroup:
                 lib.cl_group_awaited(self._group, flags)
         return [rank for rank, flag in enumerate(flags) if flag]
 
+    def lost(self) -> list[int]:
+        number = ffi.new("uint32_t *")
+        with self._lock:
+            if self._group is None:
+                return []
+            found = [lib.cl_engine_incarnation(self.engine.raw, peer, number) for peer in self._peers]
+        return [rank for rank, status in enumerate(found) if status == lib.CL_EPEERLOST]
+
     def status(self) -> tuple[str, int | None]:
         culprit = ffi.new("uint32_t *")
         with self._lock:
@@ -291,7 +300,7 @@ class NativeGroup:
             self.on_failure()
         with self._lock:
             culprit, detail = self._failure if self._group is None else self._read_failure(self._group)
-        return self.diagnosis.error(status, culprit, detail, call)
+        return self.diagnosis.error(status, culprit, detail, call, self.farewell)
 
     def _read_failure(self, group: Any) -> tuple[int | None, str]:
         """The culprit, if it is known; for ranks that run an operation in different classes, these, too."""

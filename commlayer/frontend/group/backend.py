@@ -12,7 +12,7 @@ import ctypes
 import dataclasses
 import functools
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -43,6 +43,7 @@ from ...plans.settings import Settings
 from ...transport.attendance import Attendance
 from ...transport.bootstrap import Rendezvous, connect
 from ...transport.call import Calls
+from ...transport.exclusion import Exclusion
 from ...transport.flight import recorder
 from ...transport.fork import disowned_in_children
 from ..device.devices import Devices, placed
@@ -87,7 +88,7 @@ class CommProcessGroup(dist.ProcessGroup):
         """Whether `shutdown` or `abort` was called."""
         self._is_shut_down = False
         self._ranks = list(global_ranks) or list(range(size))
-        self._store, self._name, self._split_count = store, name, 0
+        self._store, self._name, self._split_count, self._shrink_count = store, name, 0, 0
         peer = self._ranks[rank]
         rendezvous = Rendezvous(store, name, rank, size, timeout, self._ranks)
         with rendezvous.alone():
@@ -114,6 +115,9 @@ class CommProcessGroup(dist.ProcessGroup):
             self._native.close()
             raise
         self._attendance = Attendance(dist.PrefixStore("attendance", rendezvous.store), rendezvous.members)
+        staying = dist.PrefixStore("exclusion", rendezvous.store)
+        self._exclusion = Exclusion(staying, rendezvous.members, self._native.lost)
+        self._native.farewell = self._exclusion.farewell
         # gloo as a plain group: the gloo object itself lacks today's names of the collectives.
         beneath = dist.ProcessGroup(store, rank, size)
         found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
@@ -365,7 +369,7 @@ class CommProcessGroup(dist.ProcessGroup):
             dist.PrefixStore(f"{name}/", self._store),
             new_ranks.index(self.rank()),
             len(new_ranks),
-            timeout or self._gloo.options._timeout,
+            timeout or self.timeout,
             name,
             [self._ranks[rank] for rank in new_ranks],
             policy,
@@ -382,13 +386,29 @@ class CommProcessGroup(dist.ProcessGroup):
         self._split_count += 1
         return f"{self._name}:split:{self._split_count}:{new_ranks[0]}"
 
+    supports_shrinking = True
+
+    def exclude(self, ranks: Collection[int], *, aborts: bool) -> None:
+        """Agrees with the other ranks that stay on those of this group that go: see `Exclusion.agree`."""
+        self._native.check_process()
+        self._shrink_count += 1
+        self._exclusion.agree(ranks, aborts=aborts, timeout_s=self.timeout.total_seconds())
+
+    def name_of_shrunk(self) -> str:
+        """A name for what is left of this group, on which the ranks that stay agree."""
+        return f"{self._name}:shrunk:{self._shrink_count}"
+
+    def is_busy(self) -> bool:
+        """Whether an operation of the engine has not ended on this rank."""
+        return not self.closed and self._submitter.is_busy()
+
     def get_group_store(self) -> dist.Store:
         """The Store that the group was made with."""
         return self._store
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """A barrier that names all ranks that do not come, whatever `wait_all_ranks`. See `Attendance.barrier`."""
-        timeout = self._gloo.options._timeout if timeout is None else timeout
+        timeout = self.timeout if timeout is None else timeout
         self._native.check_process()
         self._attendance.barrier(timeout.total_seconds(), all_ranks=wait_all_ranks)
 
@@ -450,6 +470,12 @@ class CommProcessGroup(dist.ProcessGroup):
         return self._operation_policy(policy), None if pair is None else Coding(pair, key)
 
     @property
+    def timeout(self) -> timedelta:
+        """The timeout of operations without one of their own."""
+        timeout: timedelta = self._gloo.options._timeout
+        return timeout
+
+    @property
     def who(self) -> str:
         """This rank of the job and the group, with its description: the beginning of errors."""
         return self._native.who
@@ -459,7 +485,7 @@ class CommProcessGroup(dist.ProcessGroup):
         """Payload of the smallest full packet between two ranks of this group."""
         return self._native.packet_bytes
 
-    def abort(self) -> None:
+    def abort(self, reason: str = "") -> None:
         """Fails every operation in flight, here and on the peers, and leaves the job. Idempotent; from any thread.
 
         The group cannot be used afterwards, and need not be shut down. The process may join another job. An operation
@@ -470,7 +496,7 @@ class CommProcessGroup(dist.ProcessGroup):
         self.closed = True
         if self._report is not None:
             self._report.close(self._submitter.calls)
-        self._native.abort(f"rank {self._ranks[self.rank()]} aborted its process group")
+        self._native.abort(reason or f"rank {self._ranks[self.rank()]} aborted its process group")
         recorder.close(self._record)
         if self.devices is not None:
             self.devices.close(abort=True)

@@ -68,19 +68,34 @@ def split_group(
     name = parent.name_of_split(own or split_ranks[0])
     if own is None:
         return None if _release() < (2, 14) else dist.GroupMember.NON_GROUP_MEMBER
-    ranks_of_job = [dist.get_global_rank(parent, rank) for rank in own]
-    group, _ = c10d._new_process_group_helper(
-        len(own),
-        own.index(parent.rank()),
-        ranks_of_job,
+    return subgroup(
+        [dist.get_global_rank(parent, rank) for rank in own],
         backend or whole,
-        c10d._world.pg_map[c10d._get_default_group()][1],
         name,
-        backend_options=options,
-        timeout=timeout or c10d.default_pg_timeout,
-        group_desc=group_desc or f"{parent.group_desc}:split",
+        options,
+        timeout or c10d.default_pg_timeout,
+        group_desc or f"{parent.group_desc}:split",
     )
-    c10d._world.pg_group_ranks[group] = {rank: place for place, rank in enumerate(ranks_of_job)}
+
+
+def subgroup(ranks: Sequence[int], backend: str, name: str, options: Options, timeout: timedelta, desc: str) -> Any:
+    """A new group, which torch knows, of these ranks of the job; this process is one of them. The others do the same.
+
+    Raises the errors of a new group.
+    """
+    own = dist.get_rank()
+    group, _ = c10d._new_process_group_helper(
+        len(ranks),
+        ranks.index(own),
+        list(ranks),
+        backend,
+        c10d._world.pg_map[c10d._get_default_group()][1],
+        name,  # type: ignore[arg-type]  # torch's GroupName is a str
+        backend_options=options,
+        timeout=timeout,
+        group_desc=desc,
+    )
+    c10d._world.pg_group_ranks[group] = {rank: place for place, rank in enumerate(ranks)}
     return group
 
 

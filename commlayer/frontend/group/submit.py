@@ -277,6 +277,14 @@ class Submitter:
         works, self._coalesced = self._coalesced or [], None
         return join(works)
 
+    def is_busy(self) -> bool:
+        """Whether an operation of this rank has not ended."""
+        with self._lock:
+            in_flight = [handle for handle, _ in self._in_flight]
+        return not all(handle.done() for handle in in_flight) or any(
+            call.is_running() for call in list(self.calls.latest)
+        )
+
     def forget(self) -> None:
         """Frees the memory that was kept for the engine, which must have left the group."""
         with self._lock:
