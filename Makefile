@@ -300,6 +300,10 @@ SIM_JOBS ?= 2
 FIRST ?= 1
 SEEDS ?= 10000
 SEED ?=
+CONTROL ?= delay
+# What a failed seed is named with.
+COMMIT = $(shell git describe --always --abbrev=12 --dirty --exclude='*' 2>/dev/null || echo 'an unknown commit')
+SIM_OPTIONS = --rate-control $(CONTROL) --commit '$(COMMIT)'
 SIM_PYTHON = $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 
 # The plans of the package in one file. Only numpy is needed.
@@ -312,16 +316,16 @@ build/plans.bin: native/sim/plans.py native/include/commlayer.h commlayer/config
 build/fabric.bin: build/plans.bin
 	@$(SIM_PYTHON) native/sim/plans.py $@ fabric
 
-sim: build/test/simulate build/plans.bin ## 10,000 seeds of the deterministic simulation (FIRST=, SEEDS=); SEED=n replays one with a trace
-	@build/test/simulate --plans build/plans.bin $(if $(SEED),--seed $(SEED),--first $(FIRST) --seeds $(SEEDS) --jobs $(SIM_JOBS))
+sim: build/test/simulate build/plans.bin ## 10,000 seeds of the deterministic simulation (FIRST=, SEEDS=); SEED=n replays one with a trace; CONTROL=fixed: without congestion control
+	@build/test/simulate --plans build/plans.bin $(SIM_OPTIONS) $(if $(SEED),--seed $(SEED),--first $(FIRST) --seeds $(SEEDS) --jobs $(SIM_JOBS))
 
 # A failure names its seed.
 sim-short: build/test/simulate build/plans.bin ## 1,000 seeds of the simulation, new ones for each commit (DRAW=)
 	@first=$$(($(DRAW) * 1000)); echo "seeds from $$first on"; \
-	build/test/simulate --plans build/plans.bin --first $$first --seeds 1000 --jobs $(SIM_JOBS)
+	build/test/simulate --plans build/plans.bin $(SIM_OPTIONS) --first $$first --seeds 1000 --jobs $(SIM_JOBS)
 
 sim-asan: build/asan/simulate build/plans.bin ## the simulation under ASan and UBSan
-	@$(CALM) build/asan/simulate --plans build/plans.bin --first $(FIRST) --seeds $(if $(filter file,$(origin SEEDS)),500,$(SEEDS)) \
+	@$(CALM) build/asan/simulate --plans build/plans.bin $(SIM_OPTIONS) --first $(FIRST) --seeds $(if $(filter file,$(origin SEEDS)),500,$(SEEDS)) \
 	    --jobs $(SIM_JOBS)
 
 fabric: build/test/fabric/simulate build/fabric.bin ## measure docs/fabric.md again: DLCP and DCTCP on a simulated leaf-spine of 144 hosts (minutes)

@@ -161,6 +161,7 @@ void sim_dlcp_init(struct sim_dlcp *dlcp, const struct sim_dlcp_config *config, 
             .datagram_bytes = config->mtu - UDP_BYTES,
             .peer_timeout_us = PEER_TIMEOUT_NS / config->tick_ns,
             .credit_bytes = config->credit_bytes,
+            .rate_control = config->rate_control,
             .unexpected_limit_bytes = UNEXPECTED_LIMIT_BYTES,
         };
         if (sim_driver_open(&host->driver, &endpoint) != CL_OK)

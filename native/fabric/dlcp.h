@@ -18,7 +18,8 @@ struct sim_dlcp_config {
     bool priorities;       /* else all packets are of one class */
     uint64_t credit_bytes; /* that a host grants; 0: no credit */
     uint32_t unscheduled_bytes;
-    bool selective; /* else no packet is to be dropped before others */
+    const char *rate_control; /* its name; NULL: the product's */
+    bool selective;           /* else no packet is to be dropped before others */
     /* Length of the endpoint's microsecond. The endpoint's constants suit hosts that share their cores and answer after
      * about a millisecond; hosts that answer at once may have them in proportion. 1000: the constants as they are. */
     uint32_t tick_ns;

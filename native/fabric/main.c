@@ -11,6 +11,7 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "congestion/congestion.h"
 #include "fabric/background.h"
 #include "fabric/dlcp.h"
 #include "fabric/job.h"
@@ -19,7 +20,7 @@
 enum { SHAPES_MAX = 32, START_NS = 1000000, MARGIN_NS = 1000000, PROTOCOL_DLCP = 0, PROTOCOL_DCTCP = 1 };
 
 struct options {
-    const char *plans, *shapes, *transport;
+    const char *plans, *shapes, *transport, *rate_control;
     double seed, rounds, mtu, paths, tick_ns, sprays, priorities, selective, credit_kib, unscheduled_kib, loss_bound,
         load, leaves, hosts_per_leaf, others_per_leaf, spines, host_gbps, spine_gbps, delay_us, port_kib, switch_kib,
         mark_us, rto_us, gap_us, skew_us, limit_ms;
@@ -42,6 +43,7 @@ static const struct option {
     TEXT(plans, "file written by native/sim/plans.py"),
     TEXT(shapes, "indices of the shapes of a round"),
     TEXT(transport, "dlcp or dctcp"),
+    TEXT(rate_control, "dlcp: delay or fixed"),
     NUMBER(seed, "of all random choices"),
     NUMBER(rounds, "measured, after one that is not"),
     NUMBER(mtu, "bytes of an IP packet"),
@@ -148,7 +150,10 @@ static void begin(struct run *run)
                                    .priorities = o->priorities != 0,
                                    .credit_bytes = (uint64_t)(o->credit_kib * 1024),
                                    .unscheduled_bytes = (uint32_t)(o->unscheduled_kib * 1024),
+                                   .rate_control = o->rate_control,
                                    .selective = o->selective != 0};
+    if (cl_congestion_find(o->rate_control) == NULL)
+        usage("there is no such rate control");
     sim_dlcp_init(&run->dlcp, &dlcp, &run->fabric, PROTOCOL_DLCP);
     sim_dctcp_init(&run->dctcp, &run->fabric, PROTOCOL_DCTCP, (uint32_t)o->mtu, (uint64_t)(o->rto_us * 1000));
     run->dlcp.transport.done = run->dctcp.transport.done = sim_job_done;

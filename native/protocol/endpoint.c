@@ -12,8 +12,9 @@ enum { DATAGRAM_BYTES_MIN = 128 };
 
 int cl_endpoint_create(const struct cl_endpoint_config *config, struct cl_endpoint **endpoint)
 {
+    const struct cl_rate_control_type *rate_control = cl_congestion_find(config->rate_control);
     if (config->datagram_bytes < DATAGRAM_BYTES_MIN || config->datagram_bytes > CL_ENDPOINT_DATAGRAM_BYTES_MAX ||
-        config->auth > CL_AUTH_OFF)
+        config->auth > CL_AUTH_OFF || rate_control == NULL)
         return CL_EINVAL;
     struct cl_endpoint *made = calloc(1, sizeof(*made));
     if (made == NULL)
@@ -24,7 +25,7 @@ int cl_endpoint_create(const struct cl_endpoint_config *config, struct cl_endpoi
     cl_packet_expand_key(&made->nh, &made->seal.key);
     made->payload_bytes = cl_packet_payload_bytes(config->datagram_bytes);
     for (int i = 0; i < CL_PEER_PATHS_MAX; i++)
-        cl_congestion_nic_init(&made->nics.list[i].congestion, config->datagram_bytes);
+        cl_congestion_nic_init(&made->nics.list[i].congestion, rate_control, config->datagram_bytes);
     cl_unexpected_init(&made->unexpected, config->unexpected_limit_bytes, made->payload_bytes);
     *endpoint = made;
     return CL_OK;

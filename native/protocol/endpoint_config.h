@@ -14,5 +14,6 @@ struct cl_endpoint_config {
     uint32_t datagram_bytes;       /* largest UDP payload, header included (1472 for MTU 1500) */
     uint64_t peer_timeout_us;      /* a peer that is waited for is lost after so long without an answer; 0: 3 s */
     uint64_t credit_bytes;         /* on their way to this process at most, as it grants them: see credit.h; 0: any */
+    const char *rate_control;      /* name: see congestion/congestion.h; NULL: the product's */
     size_t unexpected_limit_bytes; /* limit of the memory for packets that came before their receive was posted */
 };

@@ -1,7 +1,8 @@
 /*
  * Runs seeds: `simulate --plans FILE [--first N] [--seeds N] [--jobs N] [--failures N]`, or one seed with its trace:
- * `simulate --plans FILE --seed N`. A job ends after --failures failures (10). Exits with 1 when an invariant broke,
- * and prints each such seed with its first broken invariant.
+ * `simulate --plans FILE --seed N`. A job ends after --failures failures (10). --rate-control NAME: instead of the
+ * product's (congestion/congestion.h). Exits with 1 when an invariant broke, and prints each such seed with its first
+ * broken invariant, and with the text of --commit: another commit may make another world of the seed.
  */
 #include <inttypes.h>
 #include <signal.h>
@@ -11,6 +12,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "congestion/congestion.h"
 #include "sim/report.h"
 #include "sim/run.h"
 #include "sim/seed.h"
@@ -23,7 +25,7 @@ enum {
 };
 
 struct arguments {
-    const char *plans;
+    const char *plans, *commit, *rate_control;
     uint64_t first, seeds, seed;
     uint32_t jobs, failures;
     bool trace;
@@ -47,7 +49,7 @@ static void check_cost(struct sim_world *world, const struct sim_world *calm)
 }
 
 /* Virtual time does not notice an endless loop inside the engine. The message for that case is written beforehand. */
-static char stuck[80];
+static char stuck[160];
 
 static void end_stuck(int number)
 {
@@ -56,20 +58,23 @@ static void end_stuck(int number)
     _exit(written > 0 ? 1 : 2);
 }
 
-static void watch(uint64_t seed)
+static void watch(const struct arguments *arguments, uint64_t seed)
 {
     struct itimerval limit = {.it_value = {.tv_sec = CPU_SECONDS}};
-    snprintf(stuck, sizeof stuck, "FAILED: seed %" PRIu64 ": the engine does not return\n", seed);
+    snprintf(stuck, sizeof stuck, "FAILED: seed %" PRIu64 " at %.80s: the engine does not return\n", seed,
+             arguments->commit);
     signal(SIGPROF, end_stuck);
     setitimer(ITIMER_PROF, &limit, NULL);
 }
 
-static void run_seed(struct sim_plans *plans, uint64_t seed, struct sim_summary *summary, FILE *trace)
+static void run_seed(struct sim_plans *plans, const struct arguments *arguments, uint64_t seed,
+                     struct sim_summary *summary, FILE *trace)
 {
     struct sim_scenario scenario;
     struct sim_world world;
-    watch(seed);
+    watch(arguments, seed);
     sim_seed_draw(&scenario, plans, seed);
+    scenario.rate_control = arguments->rate_control;
     if (trace != NULL)
         sim_report_scenario(&scenario, plans, trace);
     sim_run(&world, &scenario, plans, false, trace);
@@ -84,8 +89,8 @@ static void run_seed(struct sim_plans *plans, uint64_t seed, struct sim_summary 
         sim_run_free(&other);
     }
     if (world.failure[0] != 0) {
-        printf("FAILED: seed %" PRIu64 " (%s, %u ranks): %s\n", seed, sim_story_name(scenario.story), scenario.world,
-               world.failure);
+        printf("FAILED: seed %" PRIu64 " at %s (%s, %u ranks): %s\n", seed, arguments->commit,
+               sim_story_name(scenario.story), scenario.world, world.failure);
         fflush(stdout);
     }
     sim_summary_add(summary, &world);
@@ -97,7 +102,7 @@ static void run_share(struct sim_plans *plans, const struct arguments *arguments
                       struct sim_summary *summary)
 {
     for (uint64_t i = job; i < arguments->seeds && summary->failures < arguments->failures; i += arguments->jobs)
-        run_seed(plans, arguments->first + i, summary, NULL);
+        run_seed(plans, arguments, arguments->first + i, summary, NULL);
 }
 
 /* Each job is a process of its own and sends its counts through a pipe. */
@@ -151,12 +156,16 @@ static bool read_number(const char *text, uint64_t *number)
 
 static bool read_arguments(struct arguments *arguments, int count, char **words)
 {
-    *arguments = (struct arguments){.first = 1, .seeds = 100, .jobs = 1, .failures = 10};
+    *arguments = (struct arguments){.commit = "an unknown commit", .first = 1, .seeds = 100, .jobs = 1, .failures = 10};
     for (int i = 1; i + 1 < count; i += 2) {
         uint64_t number = 0;
         bool good = read_number(words[i + 1], &number);
         if (strcmp(words[i], "--plans") == 0)
             arguments->plans = words[i + 1];
+        else if (strcmp(words[i], "--commit") == 0)
+            arguments->commit = words[i + 1];
+        else if (strcmp(words[i], "--rate-control") == 0 && cl_congestion_find(words[i + 1]) != NULL)
+            arguments->rate_control = words[i + 1];
         else if (good && strcmp(words[i], "--first") == 0)
             arguments->first = number;
         else if (good && strcmp(words[i], "--seeds") == 0)
@@ -180,7 +189,7 @@ int main(int count, char **words)
     if (!read_arguments(&arguments, count, words)) {
         fprintf(stderr,
                 "usage: %s --plans FILE [--first N] [--seeds N] [--jobs 1..%d] [--failures N]\n       %s --plans FILE "
-                "--seed N\n",
+                "--seed N\n       and, in both: [--rate-control delay|fixed] [--commit TEXT]\n",
                 words[0], JOBS_MAX, words[0]);
         return 2;
     }
@@ -192,7 +201,7 @@ int main(int count, char **words)
     }
     struct sim_summary summary = {0};
     if (arguments.trace) {
-        run_seed(&plans, arguments.seed, &summary, stdout);
+        run_seed(&plans, &arguments, arguments.seed, &summary, stdout);
     } else if (arguments.jobs > 1) {
         run_jobs(&plans, &arguments, &summary);
     } else {
@@ -200,7 +209,7 @@ int main(int count, char **words)
     }
     sim_summary_print(&summary, stdout);
     if (summary.failures > 0 && !arguments.trace)
-        printf("replay a seed with its trace: make sim SEED=N\n");
+        printf("replay a seed at its commit, with its trace: make sim SEED=N\n");
     sim_plans_close(&plans);
     return summary.failures > 0 ? 1 : 0;
 }

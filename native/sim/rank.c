@@ -302,6 +302,7 @@ void sim_rank_init(struct sim_rank *rank, struct sim_world *world, uint16_t id)
                                         .self = id,
                                         .epoch = (uint16_t)(scenario->seed % 7),
                                         .datagram_bytes = scenario->wiring.datagram_bytes[id],
+                                        .rate_control = scenario->rate_control,
                                         .credit_bytes = scenario->wiring.credit_bytes[id],
                                         .peer_timeout_us = scenario->peer_timeout_us,
                                         .unexpected_limit_bytes = scenario->unexpected_limit_bytes};

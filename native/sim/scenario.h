@@ -111,6 +111,7 @@ struct sim_scenario {
     enum cl_auth auth;
     uint32_t datagram_bytes; /* the largest of all ranks */
     struct sim_wiring wiring;
+    const char *rate_control; /* not drawn; NULL: the product's */
     uint64_t peer_timeout_us, unexpected_limit_bytes;
     struct sim_speed *speeds; /* by rank */
 

@@ -197,8 +197,8 @@ static void open_host(struct network *network, uint16_t self, const struct cl_en
     network_wake(network, self);
 }
 
-struct network *network_new(uint32_t hosts, uint16_t paths, double mbit_per_s, uint32_t buffer_packets,
-                            size_t unexpected_limit_bytes, uint64_t seed)
+struct network *network_new_with(const char *rate_control, uint32_t hosts, uint16_t paths, double mbit_per_s,
+                                 uint32_t buffer_packets, size_t unexpected_limit_bytes, uint64_t seed)
 {
     struct network *network = calloc(1, sizeof(*network));
     network->host_count = hosts;
@@ -219,10 +219,17 @@ struct network *network_new(uint32_t hosts, uint16_t paths, double mbit_per_s, u
                                             .self = (uint16_t)i,
                                             .epoch = 1,
                                             .datagram_bytes = NETWORK_DATAGRAM_BYTES,
+                                            .rate_control = rate_control,
                                             .unexpected_limit_bytes = unexpected_limit_bytes};
         open_host(network, (uint16_t)i, &config);
     }
     return network;
+}
+
+struct network *network_new(uint32_t hosts, uint16_t paths, double mbit_per_s, uint32_t buffer_packets,
+                            size_t unexpected_limit_bytes, uint64_t seed)
+{
+    return network_new_with(NULL, hosts, paths, mbit_per_s, buffer_packets, unexpected_limit_bytes, seed);
 }
 
 void network_free(struct network *network)

@@ -51,6 +51,9 @@ struct network {
 /* mbit_per_s 0: infinitely fast. Links take 100 us; all peers know each other. */
 struct network *network_new(uint32_t hosts, uint16_t paths, double mbit_per_s, uint32_t buffer_packets,
                             size_t unexpected_limit_bytes, uint64_t seed);
+/* The same with the rate control of that name; NULL: the product's. */
+struct network *network_new_with(const char *rate_control, uint32_t hosts, uint16_t paths, double mbit_per_s,
+                                 uint32_t buffer_packets, size_t unexpected_limit_bytes, uint64_t seed);
 void network_free(struct network *network);
 
 static inline void network_leave(struct network *const *network)

@@ -12,7 +12,7 @@ TEST(test_events_and_questions)
     enum { BYTES = 1472 };
     static struct cl_congestion_nic nic;
     static struct cl_congestion congestion;
-    cl_congestion_nic_init(&nic, BYTES);
+    cl_congestion_nic_init(&nic, cl_congestion_find(NULL), BYTES);
     cl_congestion_init(&congestion, &nic, BYTES);
     uint64_t window = cl_congestion_report(&congestion).window_bytes;
     CHECK(cl_congestion_has_room(&congestion, 0, 0, BYTES));

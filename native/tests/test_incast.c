@@ -106,10 +106,11 @@ TEST(test_senders_come_and_go)
     struct cl_message_id id = {1, 9, 0};
     network_post(network, (struct network_message){3, 0, id, data, target, BYTES, {.priority = 4}});
     network_run_until(network, network_now_us(network) + 20000);
-    CHECK_EQ(network->hosts[0].endpoint->nics.list[0].congestion.ingress.senders.count, 3);
-    CHECK(network->hosts[3].endpoint->peers.list[0]->paths[0].congestion.cc.sharing);
+    CHECK_EQ(network->hosts[0].endpoint->nics.list[0].congestion.delay.ingress.senders.count, 3);
+    CHECK(network->hosts[3].endpoint->peers.list[0]->paths[0].congestion.delay.cc.sharing);
     while (network->hosts[0].completed < 9 && network_step(network, start_us + 10000000))
         ;
     CHECK((double)(network_now_us(network) - start_us) < 1.05 * 9 * ideal_us(BYTES));
-    CHECK_EQ(network->hosts[0].endpoint->nics.list[0].congestion.ingress.senders.count, 0); /* no message is expected */
+    CHECK_EQ(network->hosts[0].endpoint->nics.list[0].congestion.delay.ingress.senders.count,
+             0); /* no message is expected */
 }

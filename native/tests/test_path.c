@@ -40,7 +40,7 @@ static const struct cl_path_callbacks CALLBACKS = {on_acked, on_refused, on_lost
 static void start(uint32_t packets)
 {
     cl_path_free(&path);
-    cl_congestion_nic_init(&nic.congestion, BYTES);
+    cl_congestion_nic_init(&nic.congestion, cl_congestion_find(NULL), BYTES);
     cl_path_init(&path, 0, &nic, BYTES);
     acked = refused = lost = late = 0;
     for (uint32_t i = 0; i < packets; i++) {
@@ -88,20 +88,20 @@ TEST(test_marks)
     path.marked = CL_ACK_MARKS - 1;
     cl_ack_on_packet(&ack, 0, false, false, 1500, 1500);
     CHECK(deliver(&ack, 1600));
-    CHECK_EQ(path.congestion.cc.marked_part, 0);
-    CHECK(!nic.congestion.egress.marked);
+    CHECK_EQ(path.congestion.delay.cc.marked_part, 0);
+    CHECK(!nic.congestion.delay.egress.marked);
     ack.marked += 3; /* and it wraps */
     cl_ack_on_packet(&ack, 1, false, false, 1500, 1500);
     CHECK(deliver(&ack, 1700));
     CHECK_EQ(path.marked, 2);
-    CHECK(path.congestion.cc.marked_part > 0);
-    CHECK(nic.congestion.egress.marked);
-    uint64_t window = path.congestion.cc.window;
+    CHECK(path.congestion.delay.cc.marked_part > 0);
+    CHECK(nic.congestion.delay.egress.marked);
+    uint64_t window = path.congestion.delay.cc.window;
     ack.marked -= 1;
     cl_ack_on_packet(&ack, 2, false, false, 1500, 1500);
     CHECK(deliver(&ack, 1800));
     CHECK_EQ(path.marked, 2);
-    CHECK(path.congestion.cc.window >= window);
+    CHECK(path.congestion.delay.cc.window >= window);
 }
 
 TEST(test_acknowledgement_revives)
@@ -160,7 +160,7 @@ static void fly(uint8_t class, uint32_t count)
 TEST(test_urgent_does_not_wait_for_the_window)
 {
     start(0);
-    path.congestion.cc.window = 40 * BYTES;
+    path.congestion.delay.cc.window = 40 * BYTES;
     fly(4, 40);
     CHECK(!cl_path_open(&path, 4, BYTES));
     CHECK(cl_path_open(&path, 3, BYTES));
@@ -170,11 +170,11 @@ TEST(test_urgent_does_not_wait_for_the_window)
         cl_sent_remove(&path.sent, path.sent.low);
     CHECK(cl_path_open(&path, 4, BYTES));
     start(0);
-    path.congestion.cc.window = 2 * BYTES; /* bulk's queue made the window that small */
+    path.congestion.delay.cc.window = 2 * BYTES; /* bulk's queue made the window that small */
     fly(3, 2);
     CHECK(!cl_path_open(&path, 3, BYTES)); /* without other classes in flight, the window is the limit */
     fly(4, 1);
-    fly(3, CL_CONGESTION_URGENT_PACKETS - 3);
+    fly(3, CL_DELAY_URGENT_PACKETS - 3);
     CHECK(cl_path_open(&path, 3, BYTES));
     fly(3, 1);
     CHECK(!cl_path_open(&path, 3, BYTES));

@@ -10,7 +10,7 @@ static struct cl_peer *start(void)
 {
     static struct cl_nic *const each[] = {&nics[0], &nics[1]};
     for (int i = 0; i < 2; i++)
-        cl_congestion_nic_init(&nics[i].congestion, 1472);
+        cl_congestion_nic_init(&nics[i].congestion, cl_congestion_find(NULL), 1472);
     return cl_peer_create(3, 2, each, 1472);
 }
 

@@ -9,7 +9,7 @@ static struct cl_peer *add(struct cl_peer_list *peers, uint16_t id)
 {
     static struct cl_nic nic;
     struct cl_nic *of_paths[] = {&nic};
-    cl_congestion_nic_init(&nic.congestion, 1472);
+    cl_congestion_nic_init(&nic.congestion, cl_congestion_find(NULL), 1472);
     struct cl_peer *peer = cl_peer_create(id, 1, of_paths, 1472);
     CHECK(peer != NULL && cl_peer_list_reserve(peers, id));
     cl_peer_list_add(peers, peer);

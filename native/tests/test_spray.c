@@ -13,7 +13,7 @@ static uint64_t ready_us, egress_ready_us;
 static void start(void)
 {
     for (uint16_t i = 0; i < PATHS; i++) {
-        cl_congestion_nic_init(&nics[i].congestion, BYTES);
+        cl_congestion_nic_init(&nics[i].congestion, cl_congestion_find(NULL), BYTES);
         cl_path_init(&paths[i], i, &nics[i], BYTES);
     }
 }
@@ -27,8 +27,8 @@ static struct cl_path *pick(void)
 TEST(test_least_expected_delay)
 {
     start();
-    paths[0].congestion.cc.queue_us = 900;
-    paths[2].congestion.cc.queue_us = 500;
+    paths[0].congestion.delay.cc.queue_us = 900;
+    paths[2].congestion.delay.cc.queue_us = 500;
     CHECK(pick() == &paths[1]);
     for (int i = 0; i < 30; i++) /* 30 packets of backlog take longer than 500 us */
         cl_congestion_sent_control(&paths[1].congestion, BYTES);
@@ -42,7 +42,7 @@ TEST(test_paused)
     start();
     struct cl_spray_packet packet = {.bytes = BYTES};
     paths[0].paused = paths[1].paused = true;
-    paths[2].congestion.cc.queue_us = 900;
+    paths[2].congestion.delay.cc.queue_us = 900;
     paths[2].rtt.smoothed_us = 900;
     CHECK(pick() == &paths[2]);
     CHECK(cl_spray_fastest(paths, PATHS) == &paths[2]);
@@ -50,7 +50,7 @@ TEST(test_paused)
     CHECK(cl_spray_may(&paths[2], &packet, 1000));
     CHECK(cl_spray_through(paths, PATHS, &nics[1], &packet, 1000) == NULL);
     CHECK(cl_spray_through(paths, PATHS, &nics[2], &packet, 1000) == &paths[2]);
-    paths[2].congestion.cc.window = 0; /* a full path does not bring paused ones back */
+    paths[2].congestion.delay.cc.window = 0; /* a full path does not bring paused ones back */
     CHECK(pick() == NULL);
     paths[2].dead = true; /* a dead one does */
     CHECK(pick() == &paths[0]);
@@ -64,11 +64,11 @@ TEST(test_no_room)
 {
     start();
     for (int i = 0; i < PATHS; i++)
-        paths[i].congestion.cc.window = 0;
+        paths[i].congestion.delay.cc.window = 0;
     CHECK(pick() == NULL);
     CHECK_EQ(ready_us, UINT64_MAX);
     CHECK_EQ(egress_ready_us, UINT64_MAX);
-    paths[1].congestion.cc.window = 10 * BYTES;
+    paths[1].congestion.delay.cc.window = 10 * BYTES;
     CHECK(pick() == &paths[1]);
     for (int i = 0; i < 100; i++)
         cl_congestion_sent_control(&paths[1].congestion, BYTES);
@@ -80,9 +80,9 @@ TEST(test_own_pacer)
 {
     start();
     for (int i = 0; i < PATHS; i++) {
-        cl_pacer_set(&paths[i].congestion.pacer, 1000000, 10 * BYTES, 0);
+        cl_pacer_set(&paths[i].congestion.delay.pacer, 1000000, 10 * BYTES, 0);
         for (int j = 0; j < 100; j++)
-            cl_pacer_sent(&paths[i].congestion.pacer, BYTES);
+            cl_pacer_sent(&paths[i].congestion.delay.pacer, BYTES);
     }
     CHECK(pick() == NULL);
     CHECK(ready_us > 1000 && ready_us < 1000000);

@@ -1,0 +1,200 @@
+#include "congestion/delay.h"
+
+static struct cl_delay_nic *nic_of(const struct cl_rate_control *control)
+{
+    return (struct cl_delay_nic *)(void *)control->nic; /* its first member */
+}
+
+static void nic_init(struct cl_rate_control_nic *nic, uint32_t datagram_bytes)
+{
+    struct cl_delay_nic *made = (struct cl_delay_nic *)(void *)nic; /* its first member */
+    made->ingress = (struct cl_ingress){0};
+    cl_egress_init(&made->egress, datagram_bytes);
+}
+
+static void init(struct cl_rate_control *control, uint32_t datagram_bytes)
+{
+    struct cl_delay *delay = (struct cl_delay *)(void *)control; /* its first member */
+    *delay = (struct cl_delay){.control = *control};
+    cl_cc_init(&delay->cc, datagram_bytes);
+    cl_pacer_init(&delay->pacer, 0, (uint64_t)CL_PACER_BURST_PACKETS * datagram_bytes, 0);
+}
+
+static void finished(struct cl_rate_control *control)
+{
+    struct cl_delay *delay = (struct cl_delay *)(void *)control; /* its first member */
+    cl_active_set_leave(&nic_of(control)->ingress.senders, &delay->sender);
+}
+
+static void leave(struct cl_rate_control *control)
+{
+    struct cl_delay *delay = (struct cl_delay *)(void *)control; /* its first member */
+    cl_active_set_leave(&nic_of(control)->egress.receivers, &delay->receiver);
+    finished(control);
+}
+
+/* ---- events ---- */
+
+static struct cl_congestion_packet remember(const struct cl_rate_control *control, uint8_t class, uint64_t now_us)
+{
+    return (struct cl_congestion_packet){cl_egress_snapshot(&nic_of(control)->egress, class, now_us)};
+}
+
+static void sent(struct cl_rate_control *control, uint8_t class, uint8_t first_class, uint32_t bytes, uint64_t now_us)
+{
+    struct cl_delay *delay = (struct cl_delay *)(void *)control; /* its first member */
+    struct cl_egress *egress = &nic_of(control)->egress;
+    cl_pacer_sent(&delay->pacer, bytes);
+    cl_egress_sent(egress, class, bytes);
+    cl_egress_see(egress, class, first_class, bytes, now_us);
+    cl_active_set_see(&egress->receivers, &delay->receiver, now_us);
+}
+
+static void sent_control(struct cl_rate_control *control, uint32_t bytes)
+{
+    cl_egress_sent(&nic_of(control)->egress, 0, bytes);
+}
+
+static void acknowledged(struct cl_rate_control *control, const struct cl_congestion_ack *ack, uint64_t now_us)
+{
+    struct cl_delay *delay = (struct cl_delay *)(void *)control; /* its first member */
+    struct cl_egress *egress = &nic_of(control)->egress;
+    struct cl_cc_sample sample = {.bytes = ack->bytes,
+                                  .packets = ack->packets,
+                                  .marked = ack->marked,
+                                  .largest = ack->largest,
+                                  .next = ack->next,
+                                  .limited = ack->limited};
+    if (ack->port_senders > 0)
+        sample.share = (uint64_t)ack->port_rate * 1000 / ack->port_senders;
+    sample.crowded = ack->port_senders > 1 && sample.share && ack->port_senders > cl_egress_receivers(egress, now_us);
+    const struct cl_congestion_timing *timing = &ack->timing;
+    if (timing->known) {
+        struct cl_egress_sample left = {.class = timing->class,
+                                        .overtaken = timing->overtaken,
+                                        .crowded = sample.crowded,
+                                        .snapshot = timing->packet.egress,
+                                        .sent_us = timing->sent_us,
+                                        .clock_us = timing->clock_us,
+                                        .queue_us = timing->queue_us};
+        sample.timed = true;
+        sample.packet_us = (uint32_t)cl_egress_packet_us(egress);
+        sample.queue_us = cl_egress_on_sample(egress, &delay->view, &left, now_us);
+        sample.base_us = timing->base_us;
+    }
+    egress->marked |= ack->marked > 0;
+    cl_egress_on_settled(egress, ack->packets, 0);
+    cl_cc_on_acked(&delay->cc, &sample);
+    if (delay->cc.rate != delay->pacer.rate)
+        cl_pacer_set(&delay->pacer, delay->cc.rate, delay->cc.burst, now_us);
+}
+
+static void lost(struct cl_rate_control *control, uint32_t packets)
+{
+    struct cl_delay *delay = (struct cl_delay *)(void *)control; /* its first member */
+    cl_egress_on_settled(&nic_of(control)->egress, 0, packets);
+    cl_cc_on_lost(&delay->cc, packets);
+}
+
+static void timeout(struct cl_rate_control *control, uint32_t count)
+{
+    struct cl_delay *delay = (struct cl_delay *)(void *)control; /* its first member */
+    cl_cc_on_pto(&delay->cc, count);
+}
+
+static void received(struct cl_rate_control *control, uint32_t bytes, uint64_t received_us)
+{
+    struct cl_delay *delay = (struct cl_delay *)(void *)control; /* its first member */
+    cl_ingress_on_packet(&nic_of(control)->ingress, &delay->sender, bytes, received_us);
+}
+
+/* ---- may a packet leave? ---- */
+
+static bool has_room(const struct cl_rate_control *control, uint64_t urgent, uint64_t in_flight, uint32_t bytes)
+{
+    const struct cl_delay *delay = (const struct cl_delay *)(const void *)control; /* its first member */
+    uint64_t window = delay->cc.window;
+    uint64_t least = (uint64_t)CL_DELAY_URGENT_PACKETS * delay->cc.packet_bytes;
+    if (urgent < in_flight && window < least)
+        window = least; /* the less urgent packets filled the queue that made the window so small */
+    return urgent + bytes <= window;
+}
+
+static uint64_t ready_us(struct cl_rate_control *control, uint8_t class, uint64_t now_us)
+{
+    struct cl_delay *delay = (struct cl_delay *)(void *)control; /* its first member */
+    bool urgent = cl_egress_urgent(&nic_of(control)->egress, class, now_us);
+    return cl_pacer_ready_us(&delay->pacer, urgent, now_us);
+}
+
+static uint64_t nic_ready_us(struct cl_rate_control_nic *nic, uint8_t class, uint64_t now_us)
+{
+    struct cl_delay_nic *delay = (struct cl_delay_nic *)(void *)nic; /* its first member */
+    return cl_egress_ready_us(&delay->egress, class, now_us);
+}
+
+/* ---- questions ---- */
+
+static uint64_t delay_us(const struct cl_rate_control *control)
+{
+    const struct cl_delay *delay = (const struct cl_delay *)(const void *)control; /* its first member */
+    return cl_egress_backlog_us(&nic_of(control)->egress) + delay->cc.queue_us;
+}
+
+static uint64_t nic_rate(const struct cl_rate_control_nic *nic)
+{
+    const struct cl_delay_nic *delay = (const struct cl_delay_nic *)(const void *)nic; /* its first member */
+    return (uint64_t)delay->egress.capacity;
+}
+
+static bool nic_is_mixed(const struct cl_rate_control_nic *nic, uint64_t now_us)
+{
+    const struct cl_delay_nic *delay = (const struct cl_delay_nic *)(const void *)nic; /* its first member */
+    return now_us < delay->egress.mixed_until_us;
+}
+
+static bool nic_has_urgent(const struct cl_rate_control_nic *nic, uint64_t now_us)
+{
+    const struct cl_delay_nic *delay = (const struct cl_delay_nic *)(const void *)nic; /* its first member */
+    return now_us < delay->egress.urgent_until_us;
+}
+
+static struct cl_congestion_port nic_port(struct cl_rate_control_nic *nic, uint64_t now_us)
+{
+    struct cl_ingress *ingress = &((struct cl_delay_nic *)(void *)nic)->ingress; /* its first member */
+    return (struct cl_congestion_port){.rate = cl_ingress_rate(ingress),
+                                       .senders = cl_active_set_count(&ingress->senders, CL_INGRESS_IDLE_US, now_us)};
+}
+
+static void report(const struct cl_rate_control *control, struct cl_congestion_report *report)
+{
+    const struct cl_delay *delay = (const struct cl_delay *)(const void *)control; /* its first member */
+    const struct cl_egress *egress = &nic_of(control)->egress;
+    report->window_bytes = delay->cc.window;
+    report->rate_bytes = delay->pacer.rate;
+    report->queue_us = delay->cc.queue_us;
+    report->capacity_bytes = (uint64_t)egress->capacity;
+    report->carried_bytes = egress->bytes[CL_CLASSES - 1];
+}
+
+const struct cl_rate_control_type cl_rate_control_delay = {.name = "delay",
+                                                           .nic_init = nic_init,
+                                                           .init = init,
+                                                           .leave = leave,
+                                                           .remember = remember,
+                                                           .sent = sent,
+                                                           .sent_control = sent_control,
+                                                           .acknowledged = acknowledged,
+                                                           .lost = lost,
+                                                           .timeout = timeout,
+                                                           .received = received,
+                                                           .finished = finished,
+                                                           .has_room = has_room,
+                                                           .ready_us = ready_us,
+                                                           .nic_ready_us = nic_ready_us,
+                                                           .delay_us = delay_us,
+                                                           .nic_rate = nic_rate,
+                                                           .nic_is_mixed = nic_is_mixed,
+                                                           .nic_has_urgent = nic_has_urgent,
+                                                           .nic_port = nic_port,
+                                                           .report = report};
