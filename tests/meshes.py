@@ -29,7 +29,8 @@ class Virtual:
         """By rank and group."""
         self.messages: Counter[tuple[int, tuple[int, ...]]] = Counter()
 
-    def _receive(self, rank: int, group: tuple[int, ...], source: int, part: Tensor) -> Tensor:
+    def receive(self, rank: int, group: tuple[int, ...], source: int, part: Tensor) -> Tensor:
+        """`part`, which `source` sends to `rank`."""
         if source != rank:
             self.bytes[rank, group] += part.nbytes
             self.messages[rank, group] += 1
@@ -37,7 +38,7 @@ class Virtual:
 
     def all_gather(self, shards: Shards, groups: Groups, dim: int) -> Shards:
         return [
-            torch.cat([self._receive(rank, group, each, shards[each]) for each in group], dim)
+            torch.cat([self.receive(rank, group, each, shards[each]) for each in group], dim)
             for rank, group in enumerate(groups)
         ]
 
@@ -45,7 +46,7 @@ class Virtual:
         found = []
         for rank, group in enumerate(groups):
             parts = [values[each].chunk(len(group), dim)[group.index(rank)] for each in group]
-            found.append(sum(self._receive(rank, group, e, p) for e, p in zip(group, parts, strict=True)))
+            found.append(sum(self.receive(rank, group, e, p) for e, p in zip(group, parts, strict=True)))
         return found  # type: ignore[return-value]
 
     def all_reduce(self, values: Shards, groups: Groups) -> Shards:
@@ -55,7 +56,7 @@ class Virtual:
     def all_to_all(self, parts: list[Shards], groups: Groups) -> list[Shards]:
         """`parts[r][k]` goes from rank r to the k-th of its group."""
         return [
-            [self._receive(rank, group, each, parts[each][group.index(rank)]) for each in group]
+            [self.receive(rank, group, each, parts[each][group.index(rank)]) for each in group]
             for rank, group in enumerate(groups)
         ]
 

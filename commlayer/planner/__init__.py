@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+from .cluster import Links, Rank
 from .costs import Costs, Layer, Link
+from .layout import Layout
+from .parallelism import Parallelisms, parallelism
 from .partition import Limits, Partition, partition
 from .plan import Plan
+from .prediction import Prediction
 from .search import Plans, search
 from .slices import Slices, slices
+from .transformer import Transformer
 
 __all__ = [
     "Costs",
     "Layer",
+    "Layout",
     "Limits",
     "Link",
+    "Links",
+    "Parallelisms",
     "Partition",
     "Plan",
     "Plans",
+    "Prediction",
+    "Rank",
     "Slices",
+    "Transformer",
+    "parallelism",
     "partition",
     "search",
     "slices",

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
-from .exchange import Axis, Exchange
+from .exchange import Axis, Exchange, When
 from .mesh import Mesh
 from .transformer import Transformer
 
+Outer = Literal["stages", "replicas"]
 NO_MESH = Mesh()
 
 
@@ -32,10 +33,11 @@ class Layout:
     slices: int = 1
     """Parts of equal length of each sequence, which follow each other through the stages (TeraPipe, 2102.07988)."""
     kept: bool = True
-    """Whether what a layer has gathered stays until its backward pass. False: gathered again."""
+    """Whether what a layer has gathered stays until its backward pass. False: gathered again. With `recompute` it stays
+    from the second forward pass."""
     recompute: bool = False
     """Whether the backward pass repeats the forward of each layer (arXiv 1604.06174)."""
-    outer: Literal["stages", "replicas"] = "stages"
+    outer: Outer = "stages"
     """The division whose parts are farthest from each other."""
 
     @property
@@ -73,6 +75,8 @@ class Layout:
 
     def refusal(self, model: Transformer) -> str:
         """The reason why the layout cannot run the model; empty: it can."""
+        if self.recompute and not self.kept:
+            return "recomputation gathers all again anyway"
         if self.stages > model.layers:
             return f"{model.layers} layers are fewer than {self.stages} stages"
         if model.sequences % self.batch:
@@ -135,20 +139,18 @@ class Layout:
                 yield Exchange("all_gather", axis, size, "backward", is_parameters=True)
             yield Exchange("reduce_scatter", axis, size, "backward", is_parameters=True)
 
-    def boundary(self, model: Transformer) -> list[Exchange]:
-        """The exchanges between two stages for one micro-batch: the output, and its gradient.
+    def boundary(self, model: Transformer, stage: int) -> Iterator[Exchange]:
+        """What a stage receives with each micro-batch: the output of the stage before, and the next one's gradient.
 
         Each rank of a mesh sends its part. In 1-D the receivers gather the whole (Narayanan et al., 2104.04473).
         """
-        if self.stages == 1:
-            return []
         whole = self.batch * model.length * model.width * model.value_bytes
-        found = []
-        for when in ("forward", "backward"):
-            found.append(Exchange("send", self.stage_axis, whole // self.mesh.ranks, when))
-            if self.mesh.form == "1-D":
-                found.append(Exchange("all_gather", Axis(self.mesh.side), whole, when))
-        return found
+        passes: tuple[tuple[When, bool], ...] = (("forward", stage > 0), ("backward", stage < self.stages - 1))
+        for when, is_there in passes:
+            if is_there:
+                yield Exchange("send", self.stage_axis, whole // self.mesh.ranks, when)
+                if self.mesh.form == "1-D":
+                    yield Exchange("all_gather", Axis(self.mesh.side), whole, when)
 
     def received_bytes(self, model: Transformer, *, steps_only: bool = False) -> int:
         """Bytes that each rank receives for one layer and one micro-batch, without those between stages.

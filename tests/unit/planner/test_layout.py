@@ -159,19 +159,24 @@ def test_stages(count: int, tensor: int) -> None:
     tokens = 2 * DENSE.length
     x = random(tokens, DENSE.width)
     shape = (count, tensor)
-    for _ in range(2):  # outputs, and gradients on the way back
+    for way in (-1, 1):  # outputs, and gradients on the way back
         parts = [x.chunk(tensor, 1)[rank % tensor] for rank in range(count * tensor)]
+        sent = list(parts)
         for rank, group in enumerate(groups(shape, 0)):
-            if rank >= tensor:
-                parts[rank] = ranks._receive(rank, group, rank - tensor, parts[rank - tensor])
+            source = rank + way * tensor
+            if source in group:
+                parts[rank] = ranks.receive(rank, group, source, sent[source])
         if tensor > 1:
-            along = groups(shape, 1)
-            assert all(torch.equal(each, x) for each in ranks.all_gather(parts, along, 1))
+            receives = [0 <= rank // tensor + way < count for rank in range(count * tensor)]
+            along = [group if receives[rank] else (rank,) for rank, group in enumerate(groups(shape, 1))]
+            whole = ranks.all_gather(parts, along, 1)
+            assert all(torch.equal(each, x) for each, is_there in zip(whole, receives, strict=True) if is_there)
     layout = Layout(Mesh.of("1-D", tensor) if tensor > 1 else Mesh(), stages=count, batch=2)
-    for rank in range(tensor, count * tensor):
-        expected = sum(each.received_bytes for each in layout.boundary(DENSE))
+    for rank in range(count * tensor):
+        stage = layout.stage_of(rank)
+        expected = sum(each.received_bytes for each in layout.boundary(DENSE, stage))
         assert sum(size for (own, _), size in ranks.bytes.items() if own == rank) == expected
-        assert expected == 2 * x.nbytes  # S there and S back
+        assert expected == x.nbytes * (1 if stage in (0, count - 1) else 2)  # S from each neighbour
 
 
 def test_recomputation_repeats_the_forward_exchanges() -> None:
@@ -219,6 +224,7 @@ def test_live_micro_batches() -> None:
     ("layout", "model", "reason"),
     [
         (Layout(stages=17), DENSE, "16 layers are fewer than 17 stages"),
+        (Layout(kept=False, recompute=True), DENSE, "recomputation gathers all again anyway"),
         (Layout(batch=5), DENSE, "32 sequences are no multiple of micro-batches of 5"),
         (Layout(replicas=4, batch=16), DENSE, "2 micro-batches are fewer than 4 replicas"),
         (Layout(replicas=3, is_sharded=True), DENSE, "32 micro-batches are no multiple of 3 replicas"),
