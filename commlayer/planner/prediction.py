@@ -31,7 +31,7 @@ class Prediction:
     fill_s: float
     """The pipeline fills and empties: computations, exchanges and sends of the other stages."""
     link_s: float
-    """Waiting at the end for parameters and gradients, which travel during the computation."""
+    """Waiting at the end for links, on which parameters and gradients travel during the computation."""
     memory_bytes: float
     """Of the rank that needs most."""
     received_bytes: int
@@ -46,7 +46,7 @@ class Prediction:
             "computation": self.compute_s,
             "exchanges of activations": self.activations_s,
             "filling the pipeline": self.fill_s,
-            "waiting for parameters and gradients": self.link_s,
+            "waiting for busy links": self.link_s,
         }
 
 

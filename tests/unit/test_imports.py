@@ -53,7 +53,14 @@ MAY_IMPORT = {
     "frontend.tensor_parallel": {"errors", "frontend.work", "frontend.gradients", "frontend.overlap"},
     "tools": {
         *("errors", "config", "config_file", "plans", "transport", "telemetry", "scheduler", "compress", "loss"),
-        *("commlayer_environment", "frontend.work", "frontend.group", "frontend.gradients", "frontend.overlap"),
+        *(
+            "planner",
+            "commlayer_environment",
+            "frontend.work",
+            "frontend.group",
+            "frontend.gradients",
+            "frontend.overlap",
+        ),
     },
     "": {
         *("commlayer_autoload", "errors", "config", "transport", "scheduler", "planner", "compress", "loss"),

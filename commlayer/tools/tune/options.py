@@ -34,6 +34,12 @@ def tune(
     timeout_s: Annotated[float, typer.Option("--timeout", help="Seconds after which a run has failed")] = 600.0,
     out: Annotated[Path, typer.Option("--out", "-o", help="File of settings to write")] = Path("commlayer.toml"),
     force: Annotated[bool, typer.Option("--force", help="Write over that file")] = False,
+    layouts: Annotated[
+        Path | None,
+        typer.Option(
+            "--parallelism", metavar="FILE", help="Run nothing: predict which parallelism FILE's cluster can carry"
+        ),
+    ] = None,
     json_path: JsonOption = None,
 ) -> None:
     """Find settings with which a job is faster, and write them to commlayer.toml, which the job then reads.
@@ -48,7 +54,10 @@ def tune(
 
     With several hosts, start it on each of them, around the same torchrun command.
 
-    It needs optuna: pip install optuna.
+    With --parallelism, it runs no job. It compares data, pipeline, tensor and expert parallelism for the model, the
+    hosts and the links of a TOML file: commlayer tune --parallelism cluster.toml
+
+    Trials need optuna: pip install optuna.
 
     Exit status: 0, also if nothing is faster; 2 on errors.
     """
@@ -57,6 +66,9 @@ def tune(
     from ..job.trial import TrialError
     from . import command as tuning
 
+    if layouts is not None:
+        _predict(layouts, command, json_path)
+        return
     console = Console(stderr=True, highlight=False, markup=False)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     try:
@@ -93,6 +105,23 @@ def tune(
     if not is_reporter():
         return
     deliver(report.table, json_path, lambda: show(report, out, Console(highlight=False, markup=False)))
+
+
+def _predict(file: Path, command: list[str] | None, json_path: Path | None) -> None:
+    from ...errors import ConfigError
+    from ..json_output import check
+    from . import parallelism
+
+    try:
+        if command:
+            raise ConfigError(f"--parallelism {file} runs no job: leave {command[0]} out")
+        check(json_path)
+        found = parallelism.Question.read(file).answer()
+    except (ValueError, OSError) as error:
+        fail("tune", error)
+    deliver(
+        parallelism.table(found), json_path, lambda: parallelism.show(found, Console(highlight=False, markup=False))
+    )
 
 
 def line(tried: Tried) -> str:
