@@ -40,6 +40,13 @@ def test_groups_of_one_host_share_its_link() -> None:
     assert load(cluster(2, 2), "all_gather", Axis(2, 2)) == (0, 1.0, 2)  # two groups, half a tensor each
 
 
+def test_only_own_groups_count_for_the_latency() -> None:
+    """Ranks 0 and 1 share a host, 2 and 3 do not."""
+    hosts = cluster(2, 1, 1)
+    assert load(hosts, "all_gather", Axis(2), ranks=(0, 1)) == (0.5, 0, 0.25)
+    assert load(hosts, "all_gather", Axis(2), ranks=(2, 3)) == (0, 0.5, 2)
+
+
 def test_unequal_hosts() -> None:
     """The host with one rank of three receives two thirds."""
     within, between, _ = load(cluster(2, 1), "all_gather", Axis(3))

@@ -146,10 +146,10 @@ def test_the_best_is_the_fastest_of_all(
     assert memories == sorted(set(memories), reverse=True)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     st.sampled_from([1, 3, 4, 6, 8]).flatmap(lambda n: st.lists(RANKS, min_size=n, max_size=n)),
-    st.sampled_from([1e8, 1e11]),
+    st.sampled_from([1e8, 1e11, 1e14]),
 )
 def test_every_layout_is_tried(ranks: list[Rank], rate_bps: float) -> None:
     """Nothing on the list of all layouts is faster, or equals the frontier in time with less memory."""
