@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
+from typing import Literal
 
 from ..errors import ConfigError
 from .costs import Costs
@@ -22,6 +23,8 @@ class Partition:
     cuts: tuple[int, ...]
     time_s: float
     """Seconds per micro-batch of the slowest stage, divided by its share."""
+    recomputed: tuple[int, ...] = ()
+    """The stages that recompute their activations."""
 
     @property
     def stages(self) -> tuple[tuple[int, int], ...]:
@@ -47,12 +50,13 @@ def partition(
     limits: Limits | None = None,
     *,
     overlap: bool = False,
-    recompute: bool = False,
+    recompute: bool | Literal["as needed"] = False,
 ) -> Partition:
     """The contiguous partition with the least time of its slowest stage: min max_s t(s) / share(s).
 
     t(s) is forward, backward and transfer, where the transfer is the output to the next stage and the gradient to the
     one before. `overlap`: the transfer hides behind computation, t(s) = max(computation, transfer) (BaPipe's 1F1B-SO).
+    `recompute`: whether the stages recompute; as needed: those that do not fit without (Merak, arXiv 2206.04959).
     Dynamic programming over (stage, layer), O(stages layers^2). Of equally good partitions, one with early cuts.
 
     Raises:
@@ -66,25 +70,33 @@ def partition(
     live = _per_stage("live", limits.live, stages)
     shares = _per_stage("shares", limits.shares, stages)
 
-    @cache
-    def memory(first: int, end: int, micro_batches: int) -> float:
-        return costs.memory_bytes(first, end, live=micro_batches, recompute=recompute)
+    ways = (False, True) if recompute == "as needed" else (recompute,)
 
-    time = _stage_time(costs, stages, overlap=overlap, recompute=recompute)
+    @cache
+    def memory(first: int, end: int, micro_batches: int, way: bool) -> float:
+        return costs.memory_bytes(first, end, live=micro_batches, recompute=way)
+
+    times = {way: _stage_time(costs, stages, overlap=overlap, recompute=way) for way in ways}
+
+    def way_of(stage: int, first: int, end: int) -> bool | None:
+        """Whether the stage recomputes; None: it does not fit either way."""
+        return next((way for way in ways if memory(first, end, int(live[stage]), way) <= limits.memory_bytes), None)
 
     def cost(stage: int, first: int, end: int) -> float:
-        if memory(first, end, int(live[stage])) > limits.memory_bytes:
-            return math.inf
-        return time(stage, first, end) / shares[stage]
+        way = way_of(stage, first, end)
+        return math.inf if way is None else times[way](stage, first, end) / shares[stage]
 
     cuts, time_s = _min_max(layers, stages, cost)
     if time_s == math.inf:
-        _, least = _min_max(layers, stages, lambda stage, first, end: memory(first, end, int(live[stage])))
+        _, least = _min_max(
+            layers, stages, lambda stage, first, end: min(memory(first, end, int(live[stage]), way) for way in ways)
+        )
         raise ConfigError(
             f"memory_bytes={limits.memory_bytes:.0f} is too small for {stages} stages: the best partition needs"
             f" {least:.0f} bytes; give more memory or stages, or recompute"
         )
-    return Partition(cuts, time_s)
+    recomputed = tuple(stage for stage, ends in enumerate(pairwise(cuts)) if way_of(stage, *ends))
+    return Partition(cuts, time_s, recomputed)
 
 
 def _per_stage(name: str, values: Sequence[float] | None, stages: int) -> Sequence[float]:

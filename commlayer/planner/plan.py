@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 
 from ..scheduler.actions import Order, Reduction, peak_activations
 from ..scheduler.link import Discipline, Network
@@ -28,8 +29,8 @@ class Choice:
     group: int | None
     """Group size of the interleaved order; None: AIAO (breadth first), or 1F1B for one chunk."""
     reduction: Reduction
-    recompute: bool
-    """Whether backward repeats the forward of every layer."""
+    recompute: tuple[int, ...]
+    """The ranks of a pipeline whose backward repeats the forward of each of their layers."""
     cuts: tuple[int, ...]
     """Stage s has the layers from `cuts[s]` up to `cuts[s + 1]`."""
 
@@ -44,22 +45,26 @@ class Choice:
     def stages(self, costs: Costs) -> list[StageCosts]:
         """The costs of each stage."""
         return [
-            costs.stage(first, end, replicas=self.replicas, recompute=self.recompute)
-            for first, end in zip(self.cuts, self.cuts[1:], strict=False)
+            costs.stage(first, end, replicas=self.replicas, recompute=stage % self.ranks in self.recompute)
+            for stage, (first, end) in enumerate(pairwise(self.cuts))
         ]
 
     def memory_bytes(self, costs: Costs) -> float:
-        """Bytes of the rank that needs most: parameters and their state, activations, a second gradient if stale."""
+        """Bytes of the rank that needs most."""
+        return max(self.rank_bytes(costs))
+
+    def rank_bytes(self, costs: Costs) -> list[float]:
+        """Bytes of each rank: parameters and their state, activations, a second gradient if stale."""
         sizes = {stage: each.activation_bytes for stage, each in enumerate(self.stages(costs))}
         factor = costs.state_factor + (self.reduction.mode == "stale")
-        most = 0.0
+        found = []
         for rank, actions in enumerate(self.order()):
             ranges = [self.cuts[stage : stage + 2] for stage in range(rank, len(self.cuts) - 1, self.ranks)]
             layers = [layer for first, end in ranges for layer in costs.layers[first:end]]
-            working = max(layer.activation_bytes for layer in layers) if self.recompute else 0.0
+            working = max(layer.activation_bytes for layer in layers) if rank in self.recompute else 0.0
             parameters = sum(layer.parameter_bytes for layer in layers)
-            most = max(most, factor * parameters + peak_activations(actions, sizes) + working)
-        return most
+            found.append(factor * parameters + peak_activations(actions, sizes) + working)
+        return found
 
     def simulate(self, costs: Costs, discipline: Discipline = "class", *, steps: int = 12) -> Simulation:
         """The predicted steps of this choice."""
@@ -73,8 +78,13 @@ class Choice:
             f"{_count(self.ranks, 'rank')} x {_count(self.replicas, 'replica')},"
             f" {_count(self.microbatches, 'micro-batch', 'es')}, {order},"
             f" {_count(self.chunks, 'chunk')}, {self.reduction.mode}, {_count(self.reduction.buckets, 'bucket')}"
-            f"{', recompute' if self.recompute else ''}, layers {_runs(layers)}"
+            f"{self._recomputed()}, layers {_runs(layers)}"
         )
+
+    def _recomputed(self) -> str:
+        if len(self.recompute) in (0, self.ranks):
+            return ", recompute" if self.recompute else ""
+        return f", recompute on ranks {' '.join(map(str, self.recompute))}"
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import math
 from bisect import bisect_right, insort
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from ..config import whole
 from ..errors import ConfigError
@@ -96,7 +97,7 @@ def search(
         discipline: the order of transfers on a link; see `commlayer.scheduler.link.Network`.
         keep: plans returned. The rest is simulated only as far as its lower bound is below theirs.
 
-    Recomputation is tried where a choice does not fit without.
+    Where a choice does not fit, its ranks recompute that need it (Merak, arXiv 2206.04959).
 
     Raises:
         ConfigError: a number that is not whole or below 1, a staleness other than 0 and 1, ranks or micro-batches that
@@ -121,12 +122,11 @@ def search(
     fitting: list[Choice] = []
     least = math.inf
     for choice in _choices(costs, ranks, microbatches, sorted(set(chunks)), reductions, rejected):
-        fitted, needed = _fit(costs, choice, memory_bytes)
+        fitted, needed = _fitting(costs, choice, memory_bytes)
         least = min(least, needed)
-        if fitted is None:
+        if not fitted:
             rejected.append(Rejected(str(choice), f"needs {_gib(needed)} of {_gib(memory_bytes)}"))
-        else:
-            fitting.append(fitted)
+        fitting += fitted
     if not fitting:
         if least == math.inf:
             raise ConfigError(
@@ -140,34 +140,30 @@ def search(
     return _fastest(costs, fitting, discipline, keep, rejected)
 
 
-def _fit(costs: Costs, choice: Choice, memory_bytes: float) -> tuple[Choice | None, float]:
-    """`choice` such that it fits, or None; and the least memory of what was tried.
+def _fitting(costs: Costs, choice: Choice, memory_bytes: float) -> tuple[list[Choice], float]:
+    """The forms of `choice` that fit; and the least memory of what was tried.
 
-    Tried are the balanced partition and, for one chunk, the best one within the memory; without recomputation first.
+    Where the balanced partition does not fit, the ranks recompute that need it. For one chunk, the best partition
+    within the memory is tried, too, in which stages recompute that need it.
     """
-    least = math.inf
-    for recompute in (False, True):
-        for bounded in (False, True) if choice.chunks == 1 else (False,):
-            each = replace(choice, recompute=recompute)
-            if bounded:
-                live = [min(choice.microbatches, choice.ranks - stage) for stage in range(choice.ranks)]
-                stale = choice.reduction.mode == "stale"
-                try:
-                    found = partition(
-                        replace(costs, state_factor=costs.state_factor + stale),
-                        choice.ranks,
-                        Limits(memory_bytes=memory_bytes, live=live),
-                        overlap=True,
-                        recompute=recompute,
-                    )
-                except ConfigError:
-                    continue
-                each = replace(each, cuts=found.cuts)
-            needed = each.memory_bytes(costs)
-            least = min(least, needed)
-            if needed <= memory_bytes:
-                return each, least
-    return None, least
+    needed = choice.rank_bytes(costs)
+    if max(needed) <= memory_bytes:
+        return [choice], max(needed)
+    tried = [replace(choice, recompute=tuple(rank for rank, size in enumerate(needed) if size > memory_bytes))]
+    if choice.chunks == 1:
+        live = [min(choice.microbatches, choice.ranks - stage) for stage in range(choice.ranks)]
+        limits = Limits(memory_bytes=memory_bytes, live=live)
+        with_gradient = replace(costs, state_factor=costs.state_factor + (choice.reduction.mode == "stale"))
+        ways: tuple[Literal[False, "as needed"], ...] = (False, "as needed")
+        for way in ways:
+            try:
+                found = partition(with_gradient, choice.ranks, limits, overlap=True, recompute=way)
+            except ConfigError:
+                continue
+            tried.append(replace(choice, cuts=found.cuts, recompute=found.recomputed))
+    sizes = [each.memory_bytes(costs) for each in tried]
+    fitting = [each for each, size in zip(tried, sizes, strict=True) if size <= memory_bytes]
+    return list(dict.fromkeys(fitting)), min(max(needed), *sizes)
 
 
 def _choices(
@@ -213,7 +209,7 @@ def _choices_of(
         for group in groups:
             for reduction in reductions if replicas > 1 else [Reduction()]:
                 if share == 1.0 or reduction.mode == "deferred" or replicas == 1:
-                    yield Choice(depth, replicas, microbatches, chunks, group, reduction, recompute=False, cuts=each)
+                    yield Choice(depth, replicas, microbatches, chunks, group, reduction, recompute=(), cuts=each)
 
 
 def _groups(depth: int, microbatches: int) -> list[int]:

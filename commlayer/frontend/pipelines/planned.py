@@ -34,14 +34,15 @@ def of_plan(
     Raises ConfigError for stages that are not the plan's.
     """
     choice, first = plan.choice, stages[0]
-    if choice.recompute != recomputed:
+    ranks, rank = first.group_size, first.group_rank
+    if (rank in choice.recompute) != recomputed:
         plans, remedy = ("recomputes", "use torch.utils.checkpoint in the stages, and recomputed=True")
         if recomputed:
             plans, remedy = ("keeps", "leave recomputed=True and checkpoints out")
         raise ConfigError(
-            f"pipeline.of_plan(recomputed={recomputed}): the plan ({choice}) {plans} activations; {remedy}"
+            f"pipeline.of_plan(recomputed={recomputed}): the plan ({choice}) {plans} activations on rank {rank};"
+            f" {remedy}"
         )
-    ranks, rank = first.group_size, first.group_rank
     numbers = [stage.stage_index for stage in stages]
     expected = list(range(rank, choice.ranks * choice.chunks, choice.ranks))
     if (ranks, first.num_stages) != (choice.ranks, choice.ranks * choice.chunks) or numbers != expected:

@@ -1,7 +1,7 @@
 """Partitions against every possible one."""
 
 import math
-from itertools import combinations
+from itertools import combinations, product
 
 import pytest
 from hypothesis import given, settings
@@ -59,6 +59,31 @@ def test_partition_is_the_best_of_all(data: st.DataObject, chain: list[Layer], o
     found = partition(costs, stages, limits, overlap=overlap, recompute=recompute)
     assert found.time_s == pytest.approx(best)
     assert exhaustive_time(costs, found.cuts, limits, overlap, recompute) == pytest.approx(best)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data(), st.lists(layers, min_size=1, max_size=6), st.integers(1, 400))
+def test_stages_recompute_as_needed(data: st.DataObject, chain: list[Layer], memory_bytes: int) -> None:
+    """The best of all partitions and of all sets of stages that recompute; no stage does that fits without."""
+    costs = Costs(chain, Link(rate_bps=8))
+    stages = data.draw(st.integers(1, len(chain)))
+    live = data.draw(st.lists(st.integers(1, 4), min_size=stages, max_size=stages))
+    best = math.inf
+    for inner in combinations(range(1, len(chain)), stages - 1):
+        cuts = (0, *inner, len(chain))
+        for ways in product((False, True), repeat=stages):
+            sizes = [costs.memory_bytes(*cuts[s : s + 2], live=live[s], recompute=ways[s]) for s in range(stages)]
+            if max(sizes) <= memory_bytes:
+                best = min(best, max(stage_time(costs, cuts, s, True, ways[s]) for s in range(stages)))
+    limits = Limits(memory_bytes=memory_bytes, live=live)
+    if best == math.inf:
+        with pytest.raises(ConfigError, match="is too small"):
+            partition(costs, stages, limits, overlap=True, recompute="as needed")
+        return
+    found = partition(costs, stages, limits, overlap=True, recompute="as needed")
+    assert found.time_s == pytest.approx(best)
+    kept = [costs.memory_bytes(*found.cuts[s : s + 2], live=live[s]) <= memory_bytes for s in range(stages)]
+    assert [s for s in range(stages) if not kept[s]] == list(found.recomputed)
 
 
 def exhaustive_time(costs: Costs, cuts: tuple[int, ...], limits: Limits, overlap: bool, recompute: bool) -> float:

@@ -1,5 +1,6 @@
 """The search against a simulation of every choice, its order, its reasons and its errors."""
 
+import dataclasses
 import math
 from itertools import product
 
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from commlayer.errors import ConfigError
 from commlayer.planner import Costs, Layer, Limits, Link, Plans, partition, search
+from commlayer.planner.plan import Choice
 from commlayer.planner.search import STEPS, bound, unbeaten
 from commlayer.scheduler.actions import Mode, Reduction
 from commlayer.scheduler.link import Discipline, Network
@@ -192,6 +194,54 @@ def test_little_memory_leads_to_recomputation() -> None:
     assert best.choice.recompute
     assert best.memory_bytes <= 8 * GIB
     assert not plans_of(costs, memory_bytes=200 * GIB)[0].choice.recompute
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(
+        st.builds(
+            Layer, st.integers(1, 5), st.integers(1, 9), st.integers(0, 9), st.integers(4, 40), st.integers(1, 3)
+        ),
+        min_size=4,
+        max_size=6,
+    ),
+    st.integers(60, 400),
+    st.sampled_from([1, 2]),
+)
+def test_only_the_ranks_recompute_that_need_it(layers: list[Layer], memory_bytes: int, chunks: int) -> None:
+    """No set of ranks that recompute makes the balanced partition faster than the best plan, on quick links."""
+    costs = Costs(layers, Link(1e15))
+    cuts = partition(costs, 2 * chunks, overlap=True).cuts
+    orders: list[int | None] = [None] if chunks == 1 else [None, 2, 4]
+    steps = []
+    for group, ranks in product(orders, ((), (0,), (1,), (0, 1))):
+        choice = Choice(2, 1, 4, chunks, group, Reduction(), ranks, cuts)
+        if choice.memory_bytes(costs) <= memory_bytes:
+            steps.append(choice.simulate(costs, steps=6).step_s)
+    try:
+        found = search(
+            costs, ranks=2, microbatches=4, memory_bytes=memory_bytes, chunks=(chunks,), buckets=(1,), keep=99
+        )
+    except ConfigError:
+        assert not steps
+        return
+    pipelines = [plan for plan in found if plan.choice.ranks == 2]
+    assert all(plan.memory_bytes <= memory_bytes for plan in found)
+    if steps:
+        assert pipelines[0].step_s <= min(steps) * (1 + 1e-9)
+    for plan in pipelines:
+        for rank in plan.choice.recompute:
+            fewer = dataclasses.replace(plan.choice, recompute=tuple(r for r in plan.choice.recompute if r != rank))
+            assert fewer.memory_bytes(costs) > memory_bytes
+
+
+def test_the_first_stage_recomputes_which_keeps_most() -> None:
+    """1F1B on two ranks: rank 0 keeps two micro-batches of 20 bytes, rank 1 one."""
+    layer = Layer(1, 2, 0, 10, output_bytes=1)
+    plans = search(Costs([layer] * 4, Link(1e15)), ranks=2, microbatches=8, memory_bytes=25, chunks=(1,))
+    best = next(plan for plan in plans if plan.choice.ranks == 2)
+    assert (best.choice.cuts, best.choice.recompute) == ((0, 2, 4), (0,))
+    assert "recompute on ranks 0," in str(best)
 
 
 def test_1f1b_gets_a_partition_that_fits() -> None:
