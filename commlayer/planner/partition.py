@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Literal
 
 from ..errors import ConfigError
-from .costs import Costs
+from .costs import Costs, Link
 
 StageCost = Callable[[int, int, int], float]
 """Cost of stage s with the layers from `first` up to `end`."""
@@ -35,13 +35,19 @@ class Partition:
 class Limits:
     """Conditions on a partition."""
 
-    memory_bytes: float = math.inf
-    """Bytes that a stage may take."""
+    memory_bytes: float | Sequence[float] = math.inf
+    """Bytes that a stage may take: of all, or of each."""
     live: Sequence[int] | None = None
     """Micro-batches whose activations stage s keeps at once; under 1F1B min(M, p - s). None: 1 each."""
     shares: Sequence[float] | None = None
     """Relative time of each stage; None: equal. Below 1 for a first segment that shall be small, because its reduction
-    ends last and is needed first, or for slower ranks (BaPipe's heterogeneous clusters)."""
+    ends last and is needed first."""
+    speeds: Sequence[float] | None = None
+    """Speed of each stage's rank, relative to the one on which the layers were measured (BaPipe's heterogeneous
+    clusters). None: 1 each."""
+    links: Sequence[Link] | None = None
+    """The link on which stages s and s + 1 exchange, for each s but the last: within a host, or between hosts. None:
+    that of the costs."""
 
 
 def partition(
@@ -60,8 +66,8 @@ def partition(
     Dynamic programming over (stage, layer), O(stages layers^2). Of equally good partitions, one with early cuts.
 
     Raises:
-        ConfigError: more stages than layers, a share or list of wrong length, or no partition within the memory; the
-            error names the memory that would do.
+        ConfigError: more stages than layers, a list of wrong length, a number in it that is not above 0, or no
+            partition within the memory; the error names the memory that would do.
     """
     limits = limits or Limits()
     layers = len(costs.layers)
@@ -69,18 +75,23 @@ def partition(
         raise ConfigError(f"stages={stages} does not fit {layers} layers; use 1 to {layers}")
     live = _per_stage("live", limits.live, stages)
     shares = _per_stage("shares", limits.shares, stages)
-
+    speeds = _per_stage("speeds", limits.speeds, stages)
+    given = limits.memory_bytes
+    room = [given] * stages if isinstance(given, (int, float)) else _per_stage("memory_bytes", given, stages)
+    links = [costs.link] * (stages - 1) if limits.links is None else limits.links
+    if len(links) != stages - 1:
+        raise ConfigError(f"links has {len(links)} entries, and {stages} stages have {stages - 1} links between them")
     ways = (False, True) if recompute == "as needed" else (recompute,)
 
     @cache
     def memory(first: int, end: int, micro_batches: int, way: bool) -> float:
         return costs.memory_bytes(first, end, live=micro_batches, recompute=way)
 
-    times = {way: _stage_time(costs, stages, overlap=overlap, recompute=way) for way in ways}
+    times = {way: _stage_time(costs, speeds, links, overlap=overlap, recompute=way) for way in ways}
 
     def way_of(stage: int, first: int, end: int) -> bool | None:
         """Whether the stage recomputes; None: it does not fit either way."""
-        return next((way for way in ways if memory(first, end, int(live[stage]), way) <= limits.memory_bytes), None)
+        return next((way for way in ways if memory(first, end, int(live[stage]), way) <= room[stage]), None)
 
     def cost(stage: int, first: int, end: int) -> float:
         way = way_of(stage, first, end)
@@ -88,12 +99,16 @@ def partition(
 
     cuts, time_s = _min_max(layers, stages, cost)
     if time_s == math.inf:
-        _, least = _min_max(
-            layers, stages, lambda stage, first, end: min(memory(first, end, int(live[stage]), way) for way in ways)
+        _, ratio = _min_max(
+            layers,
+            stages,
+            lambda stage, first, end: min(memory(first, end, int(live[stage]), way) for way in ways) / room[stage],
         )
+        is_one = isinstance(given, (int, float))
+        needed = f"{ratio * room[0]:.0f} bytes" if is_one else f"{ratio:.3g} times as much"
         raise ConfigError(
-            f"memory_bytes={limits.memory_bytes:.0f} is too small for {stages} stages: the best partition needs"
-            f" {least:.0f} bytes; give more memory or stages, or recompute"
+            f"memory_bytes={f'{room[0]:.0f}' if is_one else list(room)} is too small for {stages} stages: the best"
+            f" partition needs {needed}; give more memory or stages, or recompute"
         )
     recomputed = tuple(stage for stage, ends in enumerate(pairwise(cuts)) if way_of(stage, *ends))
     return Partition(cuts, time_s, recomputed)
@@ -106,16 +121,20 @@ def _per_stage(name: str, values: Sequence[float] | None, stages: int) -> Sequen
     return values
 
 
-def _stage_time(costs: Costs, stages: int, *, overlap: bool, recompute: bool) -> StageCost:
+def _stage_time(
+    costs: Costs, speeds: Sequence[float], links: Sequence[Link], *, overlap: bool, recompute: bool
+) -> StageCost:
     compute, total = [0.0], 0.0
     for layer in costs.layers:
         total += layer.forward_s * (2 if recompute else 1) + layer.backward_s
         compute.append(total)
-    sent = [costs.link.send_s(layer.sent_bytes) for layer in costs.layers]
+    sent = [[link.send_s(layer.sent_bytes) for layer in costs.layers] for link in links]
 
     def time(stage: int, first: int, end: int) -> float:
-        transfer = (sent[end - 1] if stage < stages - 1 else 0.0) + (sent[first - 1] if stage else 0.0)
-        computation = compute[end] - compute[first]
+        transfer = (sent[stage][end - 1] if stage < len(links) else 0.0) + (
+            sent[stage - 1][first - 1] if stage else 0.0
+        )
+        computation = (compute[end] - compute[first]) / speeds[stage]
         return max(computation, transfer) if overlap else computation + transfer
 
     return time

@@ -31,6 +31,7 @@ def exhaustive(costs: Costs, stages: int, limits: Limits, overlap: bool, recompu
         live = limits.live or [1] * stages
         shares = limits.shares or [1.0] * stages
         memory = [costs.memory_bytes(cuts[s], cuts[s + 1], live=live[s], recompute=recompute) for s in range(stages)]
+        assert isinstance(limits.memory_bytes, (int, float))
         if max(memory) <= limits.memory_bytes:
             times = [stage_time(costs, cuts, s, overlap, recompute) / shares[s] for s in range(stages)]
             best = min(best, max(times))
@@ -91,6 +92,39 @@ def exhaustive_time(costs: Costs, cuts: tuple[int, ...], limits: Limits, overlap
     return max(stage_time(costs, cuts, s, overlap, recompute) / share for s, share in enumerate(shares))
 
 
+@settings(max_examples=150, deadline=None)
+@given(st.data(), st.lists(layers, min_size=1, max_size=7))
+def test_unequal_hosts_and_two_classes_of_links(data: st.DataObject, chain: list[Layer]) -> None:
+    """The best of all partitions, where ranks differ in speed and memory, and links in rate."""
+    costs = Costs(chain, Link(8))
+    stages = data.draw(st.integers(1, len(chain)))
+
+    def each(values: st.SearchStrategy[float], count: int = stages) -> list[float]:
+        return data.draw(st.lists(values, min_size=count, max_size=count))
+
+    speeds, memory = each(st.sampled_from([1, 2, 4])), each(st.integers(50, 400))
+    rates = each(st.sampled_from([8, 80]), stages - 1)
+    best, least = math.inf, math.inf
+    for inner in combinations(range(1, len(chain)), stages - 1):
+        cuts = (0, *inner, len(chain))
+        times, needed = [], []
+        for s in range(stages):
+            own = chain[cuts[s] : cuts[s + 1]]
+            transfer = 8 * chain[cuts[s] - 1].sent_bytes / rates[s - 1] if s else 0
+            transfer += 8 * own[-1].sent_bytes / rates[s] if s < stages - 1 else 0
+            times.append(max(sum(layer.forward_s + layer.backward_s for layer in own) / speeds[s], transfer))
+            needed.append(costs.memory_bytes(cuts[s], cuts[s + 1], live=1) / memory[s])
+        least = min(least, max(needed))
+        if max(needed) <= 1:
+            best = min(best, max(times))
+    limits = Limits(memory, speeds=speeds, links=[Link(rate) for rate in rates])
+    if best == math.inf:
+        with pytest.raises(ConfigError, match=f"the best partition needs {least:.3g} times as much"):
+            partition(costs, stages, limits, overlap=True)
+        return
+    assert partition(costs, stages, limits, overlap=True).time_s == pytest.approx(best)
+
+
 def test_a_smaller_first_segment() -> None:
     """12 equal layers in 4 stages: 3 each; with half a share for the first, 2 and the rest 3, 3, 4 in some order."""
     costs = Costs([Layer(1, 2, 0, 0)] * 12, Link(1e9))
@@ -123,5 +157,11 @@ def test_bad_input_is_named() -> None:
         partition(costs, 4)
     with pytest.raises(ConfigError, match=r"live=\[1\] does not fit 2 stages"):
         partition(costs, 2, Limits(live=[1]))
+    with pytest.raises(ConfigError, match=r"speeds=\[1, nan\] does not fit 2 stages"):
+        partition(costs, 2, Limits(speeds=[1, math.nan]))
+    with pytest.raises(ConfigError, match=r"memory_bytes=\[9\] does not fit 2 stages"):
+        partition(costs, 2, Limits([9]))
+    with pytest.raises(ConfigError, match="links has 2 entries, and 2 stages have 1 links between them"):
+        partition(costs, 2, Limits(links=[Link(1)] * 2))
     with pytest.raises(ConfigError, match=r"shares=\[1, 0\] does not fit 2 stages"):
         partition(costs, 2, Limits(shares=[1, 0]))
