@@ -5,6 +5,7 @@ from __future__ import annotations
 from .cluster import Links, Rank
 from .costs import Costs, Layer, Link
 from .layout import Layout
+from .mesh import Mesh
 from .parallelism import Parallelisms, parallelism
 from .partition import Limits, Partition, partition
 from .plan import Plan
@@ -20,6 +21,7 @@ __all__ = [
     "Limits",
     "Link",
     "Links",
+    "Mesh",
     "Parallelisms",
     "Partition",
     "Plan",
