@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError
+from .extent import extents
 
 log = logging.getLogger("commlayer")
 
@@ -121,29 +122,40 @@ class Feedback:
         """The numbers of all known parameters for which `chosen` is true."""
         return [number for parameter, number in self._numbers.items() if chosen(parameter)]
 
-    def add_to(self, buffer: Tensor, parameters: Sequence[Tensor], starts: Sequence[int]) -> Added:
+    def add_to(
+        self,
+        buffer: Tensor,
+        parameters: Sequence[Tensor],
+        starts: Sequence[int],
+        outside: tuple[int, int] | None = None,
+    ) -> Added:
         """Adds these parameters' residual to `buffer`, the flat buffer of their gradients; it stays until `spend`.
 
-        starts[i] is the element of `buffer` where the gradient of parameters[i] begins, ascending. The residual of a
-        parameter whose gradient is all zero waits: the parameter may be unused in this step, and then DDP drops its
-        average.
+        `starts`: see `extents`. Stretches that do not lie within the buffer wait; with `outside`, (start, end) in
+        elements of the buffer, also those that lie within that range. The residual of a parameter whose gradient is all
+        zero waits: the parameter may be unused in this step, and then DDP drops its average.
         """
         self.meet(parameters)
-        added = Added([], {})
-        for parameter, start in zip(parameters, starts, strict=True):
-            if parameter not in self._kept or not buffer[start : start + parameter.numel()].any():
+        added, size = Added([], {}), len(buffer)
+        for parameter, start, extent in zip(parameters, starts, extents(parameters, starts, size), strict=True):
+            if parameter not in self._kept or not buffer[slice(*extent)].any():
                 continue
-            stretches = added.stretches[parameter] = self._kept[parameter]
-            for offset, values, late in stretches:
-                where = start + offset, start + offset + len(values)
-                added.late.extend([where] * late)
-                buffer[slice(*where)].add_(values.to(buffer.device))
+            for stretch in self._kept[parameter]:
+                where = start + stretch.offset, start + stretch.offset + len(stretch.values)
+                if not _lies_in(where, (0, size)) or (outside is not None and _lies_in(where, outside)):
+                    continue
+                added.stretches.setdefault(parameter, []).append(stretch)
+                added.late.extend([where] * stretch.late)
+                buffer[slice(*where)].add_(stretch.values.to(buffer.device))
         return added
 
     def spend(self, added: Added) -> None:
         """Forgets the residual that `add_to` has added, once the step is known to count; `keep` comes after it."""
-        for parameter in added.stretches:
-            del self._kept[parameter]
+        for parameter, spent in added.stretches.items():
+            gone = set(map(id, spent))
+            left = [each for each in self._kept.pop(parameter) if id(each) not in gone]
+            if left:
+                self._kept[parameter] = left
 
     def keep(
         self, buffer: Tensor, parameters: Sequence[Tensor], starts: Sequence[int], missing: Sequence[tuple[int, int]]
@@ -250,6 +262,11 @@ class Feedback:
                 f"{len(self._numbers)} parameters: it belongs to another model; restore the state of this model, or "
                 f"use a new HookState"
             )
+
+
+def _lies_in(inner: tuple[int, int], outer: tuple[int, int]) -> bool:
+    """Whether a range, (start, end), lies within another one."""
+    return outer[0] <= inner[0] and inner[1] <= outer[1]
 
 
 def _order_of(parameter: Tensor) -> list[int]:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ..errors import ConfigError
+from .extent import extents
 
 PATTERNS = ("*norm*", "*embed*", "*wte*", "*wpe*", "head.*", "*.head.*", "*lm_head*", "classifier*", "*.classifier*")
 """Names of parameters that travel in 16 bits by default; those with fewer than two dimensions always do. PowerSGD
@@ -81,13 +82,13 @@ class Cut(NamedTuple):
 
 
 def cut(parameters: Sequence[Tensor], starts: Sequence[int], size: int, fine: Fine) -> Cut:
-    """Cuts a buffer of `size` elements, where the gradient of parameters[i] begins at starts[i], ascending."""
+    """Cuts a buffer of `size` elements, where the gradient of parameters[i] begins at starts[i]: see `extents`."""
     stretches: list[tuple[int, int]] = []
-    for parameter, start in zip(parameters, starts, strict=True):
+    for parameter, (start, end) in zip(parameters, extents(parameters, starts, size), strict=True):
         if parameter in fine:
             joins = bool(stretches) and stretches[-1][1] == start
             begin = stretches.pop()[0] if joins else start
-            stretches.append((begin, start + parameter.numel()))
+            stretches.append((begin, end))
     coarse, at = [], 0
     for start, end in [*(stretch for stretch in stretches if stretch[1] - stretch[0] >= GAP_LEAST), (size, size)]:
         if start > at and (at, start) not in stretches:

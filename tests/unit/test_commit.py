@@ -96,3 +96,39 @@ def test_buckets_of_a_step_that_was_given_up_fail() -> None:
     with pytest.raises(Exception, match="rank 3: this step ended before the hook of its last bucket"):
         step.futures[0].wait()
     assert step.changed == []
+
+
+@pytest.mark.parametrize("agreed", [False, True])
+def test_a_held_step_follows_what_the_ranks_agree_on(agreed: bool) -> None:
+    step = Buckets(2.0, 2.0, changing={0})
+    step.commit = Commit(held=True)
+    for i in range(2):
+        step.commit.enter(is_last=i == 1)
+    for i in range(2):
+        step.settle(i)
+    assert step.done() == [1]
+    told: list[tuple[bool, bool]] = []
+    step.commit.conclude(lambda failed, finite: told.append((failed, finite)) or agreed)  # type: ignore[func-returns-value]
+    assert (told, step.done(), step.changed) == ([(False, True)], [0, 1], [0] * agreed)
+
+
+def test_a_held_step_tells_of_failures_and_of_infinite_averages() -> None:
+    step = Buckets(2.0, torch.inf, 2.0, changing={0})
+    step.commit = Commit(held=True)
+    for i in range(3):
+        step.commit.enter(is_last=i == 2)
+    step.settle(0)
+    step.settle(1)
+    step.commit.fail()
+    told: list[tuple[bool, bool]] = []
+
+    def refuse(failed: bool, finite: bool) -> bool:
+        told.append((failed, finite))
+        raise ValueError("one of us")
+
+    with pytest.raises(ValueError, match="one of us"):
+        step.commit.conclude(refuse)
+    assert told == [(True, False)]
+    assert step.changed == []
+    with pytest.raises(ValueError, match="one of us"):
+        step.futures[0].wait()

@@ -14,6 +14,7 @@ import math
 import threading
 from collections.abc import Callable, Sequence
 
+import torch
 from torch import Tensor
 from torch.futures import Future
 
@@ -50,17 +51,19 @@ class Commit:
     """The buckets of the step that is under way. After its last bucket, the next step may begin.
 
     `alone`: each bucket is a step of its own, where an overflow makes nobody skip the step of other buckets.
+    `held`: the buckets wait for `conclude`, because ranks have different averages.
     """
 
-    def __init__(self, *, alone: bool = False) -> None:
-        self._alone = alone
-        self._lock = threading.Lock()
+    def __init__(self, *, alone: bool = False, held: bool = False) -> None:
+        self._alone, self._held = alone, held
+        self._lock = threading.Condition()
         self._reset()
 
     def _reset(self) -> None:
         self._unsettled = 0
         self._has_last = False
         self._is_finite = True
+        self._has_failed = False
         self._waiting: list[Settled] = []
         self._unchecked: list[Tensor] = []
         """Averages of buckets without a change: their values count only if another bucket has one."""
@@ -81,15 +84,36 @@ class Commit:
         """A bucket has failed: the residuals of the step's other buckets stay as they were."""
         self._leave(None, finite=False)
 
+    def conclude(self, agree: Callable[[bool, bool], bool]) -> None:
+        """Waits until the operations of all buckets that entered are over, and ends the step of a held commit.
+
+        `agree` is called with whether an operation has failed here, and whether all averages are finite; it returns
+        whether the step counts on all ranks. If it raises, the buckets that wait fail with the same error.
+        """
+        with self._lock:
+            self._lock.wait_for(lambda: not self._unsettled)
+            done, others, finite, failed = self._waiting, self._unchecked, self._is_finite, self._has_failed
+            self._reset()
+        try:
+            commits = agree(failed, finite and all(map(is_finite, others)))
+        except Exception as error:
+            for bucket in done:
+                bucket.fail(error)
+            raise
+        for bucket in done:
+            bucket.complete(commits=commits)
+
     def _leave(self, bucket: Settled | None, *, finite: bool) -> None:
         with self._lock:
             self._unsettled -= 1
             self._is_finite &= finite
+            self._has_failed |= bucket is None
             if bucket is not None and bucket.change is not None:
                 self._waiting.append(bucket)
             elif bucket is not None:
                 self._unchecked += bucket.averages
-            if self._unsettled or not self._has_last:
+            self._lock.notify_all()
+            if self._held or self._unsettled or not self._has_last:
                 return
             done, others, commits = self._waiting, self._unchecked, self._is_finite
             self._reset()
@@ -109,5 +133,6 @@ class Commit:
 
 def is_finite(values: Tensor) -> bool:
     """Whether all values are finite."""
+    values = torch.view_as_real(values) if values.is_complex() else values
     least, largest = values.aminmax() if values.numel() else (values.sum(), values.sum())
     return math.isfinite(least) and math.isfinite(largest)

@@ -41,6 +41,8 @@ def allreduce_hook(state: HookState, bucket: dist.GradBucket) -> Future[torch.Te
         _weigh_plain(state, bucket)
         return default_hooks.allreduce_hook(state.process_group, bucket)  # type: ignore[arg-type]  # None: WORLD
     check_dense(bucket)
+    if state.within is not None:
+        return state.shards.reduce(state, bucket)
     return future_of(reduce_bucket(bucket.buffer(), bucket, state, state.reduction))
 
 

@@ -27,7 +27,8 @@ from torch.futures import Future
 from ...compress.choice import Choice
 from ...compress.codec import Codec, Form, codec_at, codec_of
 from ...compress.content import content_of
-from ...compress.feedback import Feedback
+from ...compress.extent import extents
+from ...compress.feedback import Added, Feedback
 from ...compress.fine import Fine
 from ...config import Policy
 from ...errors import ConfigError
@@ -74,6 +75,8 @@ class Reduction:
     """The buffers that change residuals together."""
     weight: float = 1.0
     """Factor of this rank's gradients, by its samples."""
+    is_whole: bool = True
+    """Whether buffers are whole buckets: the tolerance observes their averages."""
     failed: Callable[[BaseException], None] | None = None
     """It is called with the error of an operation, before the future fails: a future keeps only the error's text."""
 
@@ -108,15 +111,16 @@ def reduce_gradient(
     *,
     starts: Sequence[int] | None = None,
     place: Place | None = None,
+    strays: Added | None = None,
 ) -> Future[Tensor]:
     """Averages a flat buffer of gradients. All ranks call it with the same buffers in the same order.
 
     `buffer` is contiguous, on the CPU or on a device, from where it is copied here and now; DDP's hook takes a pinned
-    copy instead (`ddp.py`). starts[i] is the element where the gradient of parameters[i]
-    begins, ascending; None: the gradients lie one after the other. The future's value is the averaged gradient: on a
-    device it is `buffer`, on the CPU it is `buffer` or, if losses are fed back without a codec, other memory that is
-    valid until the next step. The future of a bucket with a residual to change completes when all buckets of the step
-    are done: do not wait for it in the hook.
+    copy instead (`ddp.py`). starts[i] is the element where the gradient of parameters[i] begins: see `extents`; None:
+    the gradients lie one after the other. `strays` is residual that has been added already, to be spent with it. The
+    future's value is the averaged gradient: on a device it is `buffer`, on the CPU it is `buffer` or, if losses are fed
+    back without a codec, other memory that is valid until the next step. The future of a bucket with a residual to
+    change completes when all buckets of the step are done: do not wait for it in the hook.
 
     The future fails with the operation's error. Raises ConfigError for a buffer that cannot be reduced as the policy
     demands, and for a loss bound of the tolerance out of range.
@@ -133,6 +137,7 @@ def reduce_gradient(
         source = reduction.host(place.index, "source", buffer).copy_(buffer)
     weigh(source, reduction.weight)  # residuals have the weights of their own steps
     feedback, low_rank = reduction.feedback, reduction.low_rank
+    strays = strays or Added([], {})
     added = feedback.add_to(source, parameters, starts)
     numbers = feedback.numbers_of(parameters)
     kind = _REDUCERS[codec.form]
@@ -147,7 +152,7 @@ def reduce_gradient(
         numbers,
         codec,
         policy,
-        [(starts[i], starts[i] + parameters[i].numel()) for i in reliable] + added.late,
+        [extents(parameters, starts, len(source))[i] for i in reliable] + added.late,
         place.step << 32 | place.index << 16,
         reduction.fine,
         low_rank,
@@ -161,12 +166,13 @@ def reduce_gradient(
     def result() -> Tensor:
         target = reducer.result()
         found = target if target.dtype == buffer.dtype and buffer.is_cpu else buffer.copy_(target)
-        if tolerance is not None:
+        if tolerance is not None and reduction.is_whole:
             tolerance.observe(place.step, place.index, found)
         return found
 
     def change() -> None:
         feedback.spend(added)
+        feedback.spend(strays)
         low_rank.forget_errors(errors)
         reducer.keep(feedback, added)
 
@@ -181,12 +187,12 @@ def reduce_gradient(
             if reduction.count is not None:
                 reduction.count(buffer.nbytes, missing)
         except Exception as error:
-            reduction.commit.fail()
             if reduction.failed is not None:
                 reduction.failed(reducer.failure() or error)
+            reduction.commit.fail()
             averaged.set_exception(error)  # type: ignore[arg-type]  # declared as the value's type
             return
-        changes = reducer.keeps or bool(added.stretches or errors)
+        changes = reducer.keeps or bool(added.stretches or strays.stretches or errors)
         reduction.commit.settle(Settled(reducer.averages(), change if changes else None, result, averaged))
 
     reduction.commit.enter(is_last=place.is_last)

@@ -14,38 +14,44 @@ from ...errors import ConfigError
 from ..group.backend import CommProcessGroup
 from ..group.options import NAME, Options
 
-_made: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[Policy, CommProcessGroup]] = weakref.WeakKeyDictionary()
-"""The groups that hooks share, by the group of their model and their policy."""
+_made: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[tuple[Policy, tuple[int, ...]], CommProcessGroup]] = (
+    weakref.WeakKeyDictionary()
+)
+"""The groups that hooks share, by the group of their model, their policy and their ranks."""
 
 OF_HOOK = ("codec", "exact_steps", "allow_state", "residual")
 """The fields of a policy that are the hook's alone: it gives each operation its policy."""
 
 
-def group_of(policy: Policy, process_group: dist.ProcessGroup | None) -> CommProcessGroup:
+def group_of(
+    policy: Policy, process_group: dist.ProcessGroup | None, ranks: Sequence[int] | None = None
+) -> CommProcessGroup:
     """A commlayer group with this policy and the ranks of `process_group` (None: WORLD): that one, or one that hooks
     with the same policy share, because each group has threads and descriptors of its own.
 
-    Every rank of the group must call.
+    `ranks`: some of its ranks instead, as numbers of the job. Every rank of the group must call.
     """
     if Config.is_disabled():
         raise ConfigError("COMMLAYER_DISABLE=1: a HookState has no group without the engine; unset it on every rank")
     policy = _of_group(policy)
     given = process_group or dist.distributed_c10d._get_default_group()
-    if isinstance(given, CommProcessGroup) and _of_group(given.policy) == policy:
+    whole = dist.get_process_group_ranks(given)
+    members = tuple(ranks or whole)
+    if isinstance(given, CommProcessGroup) and _of_group(given.policy) == policy and list(members) == whole:
         return given
     known = _made.setdefault(given, {})
-    found = known.get(policy)
+    found = known.get((policy, members))
     if found is not None and is_usable(found):
         return found
     made = dist.new_group(
-        dist.get_process_group_ranks(given),
+        list(members),
         backend=NAME,
         pg_options=Options(policy),
         use_local_synchronization=True,  # the ranks of other groups take no part
         group_desc="commlayer.HookState",
     )
     assert isinstance(made, CommProcessGroup)  # noqa: S101  # this rank is a member
-    known[policy] = made
+    known[policy, members] = made
     return made
 
 
@@ -58,6 +64,11 @@ def _of_group(policy: Policy) -> Policy:
 def is_usable(group: CommProcessGroup | None) -> bool:
     """Whether torch has not let go of a group."""
     return group is not None and (not group.closed or group in dist.distributed_c10d._world.pg_map)
+
+
+def is_no_member(given: object) -> bool:
+    """Whether it is what `dist.new_group` returns on ranks that are not members."""
+    return given is dist.GroupMember.NON_GROUP_MEMBER
 
 
 def largest_of(group: dist.ProcessGroup, own: Sequence[float], device: torch.device | str = "cpu") -> list[float]:

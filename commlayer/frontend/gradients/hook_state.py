@@ -29,10 +29,11 @@ from .candidates import choice_for
 from .changes import Changes
 from .commit import Commit
 from .gradient import Place, Reduction
-from .hook_group import group_of, is_usable, largest_of
+from .hook_group import group_of, is_no_member, is_usable, largest_of
 from .low_rank import LowRank
 from .reducer import Missing
 from .samples import weight_of
+from .shards import Shards, check_within
 
 RESIDUALS = {"f32": torch.float32, "bf16": torch.bfloat16}
 """The type of residuals, one per `Policy.residual`."""
@@ -52,6 +53,9 @@ class HookState:
     norms. `optimizer` is the one that will use the averaged gradients; the codecs `sign` and `topk` demand it.
     `samples` returns the number of this rank's samples, or tokens, in a step: the average is then that over all
     samples, and not over ranks. It is called once per step, before the first bucket; give it on all ranks or on none.
+    `within` is a group of the ranks of this host, of any backend, as NCCL: DDP's hook then sums gradients in it, and a
+    rank averages its shard of them with its peers on the other hosts. All hosts have as many ranks. It excludes
+    `overlap`, pipelines and the codecs `auto` and `powersgd`.
     None of these is saved or pickled: a restored state has no `process_group` until one is set, a state that had a
     tolerance must be given an equal one, one with `samples` such a function, and `fine` and `optimizer` must be set
     again.
@@ -81,6 +85,7 @@ class HookState:
         fine: Fine | None = None,
         optimizer: torch.optim.Optimizer | None = None,
         samples: Callable[[], float] | None = None,
+        within: dist.ProcessGroup | None = None,
     ) -> None:
         for name, given, kind in (
             ("policy", policy, Policy),
@@ -88,6 +93,8 @@ class HookState:
             ("tolerance", tolerance, Tolerance),
             ("fine", fine, Fine),
             ("optimizer", optimizer, torch.optim.Optimizer),
+            # A rank that is in none of the groups tells that to the others, see `between`.
+            ("within", None if is_no_member(within) else within, dist.ProcessGroup),
         ):
             if given is not None and not isinstance(given, kind):
                 is_share = 0 < number(given) <= LOSS_BOUND_MAX
@@ -109,6 +116,10 @@ class HookState:
         """It is checked at the first step, as a restored state gets it late."""
         self.samples = samples
         """Returns this rank's samples of a step, which weight its gradients; None: all ranks have the same weight."""
+        self.within = within
+        """The group of this host's ranks, if buckets are averaged in two levels; it may be set between steps."""
+        if within is not None:
+            check_within(self.policy)
         check_optimizer(self.policy, optimizer)
         self.feedback = Feedback(RESIDUALS[self.policy.residual])
         """Lost contributions and rounding errors that wait for the next step."""
@@ -142,6 +153,8 @@ class HookState:
         self._group: CommProcessGroup | None = None
         self._memory: dict[tuple[int, str], Tensor] = {}
         self._commit = Commit()
+        self.shards = Shards()
+        """The buckets of a state with `within`."""
         self.in_flight = InFlight()
         """Reductions of buckets on a device."""
         self._world_size = 0  # that of the group; 0: not known yet
@@ -223,7 +236,7 @@ class HookState:
             self._scaler_searches -= 1
             self._loss_scale.find_scalers()
         for each in (self.feedback, self.low_rank):
-            each.begin_step(self.group().rank(), self.loss_scale, self.group().who)
+            each.begin_step(self.group().rank(), self.loss_scale / self.shards.per_host, self.group().who)
         self._commit.abandon(self.group().who)
         self._commit = Commit()
         if self._buckets:
@@ -265,6 +278,8 @@ class HookState:
         if self.tolerance is not None and "loss_bound" in fields:
             raise ConfigError("loss-bound: this HookState has a tolerance, which gives the loss bounds")
         check_optimizer(policy, self.optimizer)
+        if self.within is not None:
+            check_within(policy)
         self.check_policy(policy)
         return policy
 
@@ -317,7 +332,12 @@ class HookState:
         return largest_of(self.group(), own)
 
     def use_group(self, given: dist.ProcessGroup, who: str) -> None:
-        """Makes `given` the `process_group`, unless there is one. Raises ConfigError for one with other ranks."""
+        """Makes `given` the `process_group`, unless there is one. Raises ConfigError for one with other ranks, and for
+        a state with `within`, which is for DDP's hook alone."""
+        if self.within is not None:
+            raise ConfigError(
+                f"{who}(state=...): a HookState with within=... is for register_comm_hook alone; leave within out"
+            )
         has = self._usable() or self.process_group
         if has is not None:
             ranks, wanted = (sorted(dist.get_process_group_ranks(each)) for each in (has, given))
@@ -413,6 +433,7 @@ class HookState:
         self.fine = Fine()
         self.optimizer = None
         self.samples = None
+        self.within = None
         self.feedback = Feedback()
         self.load_state_dict(state)
 

@@ -42,8 +42,14 @@ class _NotedFeedback(Feedback):
         self.added: list[tuple[int, int]] = []
         self.missing: Missing = []
 
-    def add_to(self, buffer: Tensor, parameters: Sequence[Tensor], starts: Sequence[int]) -> Added:
-        added = super().add_to(buffer, parameters, starts)
+    def add_to(
+        self,
+        buffer: Tensor,
+        parameters: Sequence[Tensor],
+        starts: Sequence[int],
+        outside: tuple[int, int] | None = None,
+    ) -> Added:
+        added = super().add_to(buffer, parameters, starts, outside)
         self.added = added.late
         return added
 
