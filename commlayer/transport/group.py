@@ -211,10 +211,14 @@ class NativeGroup:
                 return
             log.warning("%s aborts: %s", self.who, reason)
             self.diagnosis.is_aborted_here = True
+        if self.diagnosis.inquiry is not None:
+            # Before the abort: peers that hear of it look for the reason, and not for long.
+            self.diagnosis.inquiry.abort(reason)
+        with self._lock:
+            if self._group is None:  # another thread was faster
+                return
             lib.cl_group_abort(self._group, lib.CL_EABORTED)
             self._end = lib.cl_group_status(self._group, ffi.new("uint32_t *"))  # the first failure
-        if self.diagnosis.inquiry is not None:
-            self.diagnosis.inquiry.abort(reason)
         self._leave_engine()
 
     def rates(self) -> tuple[float, float]:

@@ -67,7 +67,8 @@ class Inquiry:
         return self._once(lambda: self._judge(call, culprit, _absent, text))
 
     def abort(self, reason: str) -> None:
-        """Tells the other ranks that this one aborts the group."""
+        """Tells the other ranks that this one aborts the group. To be called before the abort: those that hear of it
+        find the reason, however late this rank is. A Store that does not answer is not waited for long."""
         self._once(lambda: self._agree(Verdict(self._rank, reason)))
 
     def aborted(self) -> Verdict | None:

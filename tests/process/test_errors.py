@@ -2,6 +2,7 @@
 
 import pickle
 import socket
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -55,6 +56,31 @@ def test_an_abort_is_told_on_all_ranks(rank: int, size: int) -> None:
     assert f"rank {rank} of group '0'" in str(error)
     assert ("aborted by this rank" if rank == 1 else "rank 1 aborted its process group") in str(error)
     assert error.culprit == 1
+    ranks.store().set(f"told {rank}", "1")
+    ranks.store().wait([f"told {each}" for each in range(size)])
+
+
+@ranks.WIRES
+@ranks.on(3, environ="wire")
+def test_the_reason_of_a_slow_rank_comes_before_its_abort(rank: int, size: int) -> None:
+    """The rank that aborts has no processor for longer than the others look for its reason."""
+    ranks.init(rank, size)
+    group: Any = dist.group.WORLD
+    ranks.meet("all have their group", size)
+    if rank == 1:
+        inquiry = group._native.diagnosis.inquiry
+        agree = inquiry._agree
+
+        def late(proposed: Any) -> Any:
+            time.sleep(2.0)
+            return agree(proposed)
+
+        inquiry._agree = late
+        group.abort()
+    else:
+        error = error_of(commlayer.AbortedError, lambda: dist.all_reduce(torch.ones(5)))
+        assert "rank 1 aborted its process group" in str(error)
+        assert error.culprit == 1
     ranks.store().set(f"told {rank}", "1")
     ranks.store().wait([f"told {each}" for each in range(size)])
 
