@@ -12,7 +12,7 @@ import pytest
 from tests import ROOT, ranks
 
 FOLDER = ROOT / "docs/tutorials"
-RANKS = {"ddp": 2, "fsdp2": 2, "pipelines": 4, "slow_link": 2, "compress": 2}
+RANKS = {"ddp": 2, "fsdp2": 2, "hsdp": 4, "pipelines": 4, "slow_link": 2, "compress": 2}
 
 
 def blocks(page: str, language: str) -> list[str]:
@@ -60,7 +60,7 @@ def check_training(page: str, output: str) -> None:
     ]
 
 
-@pytest.mark.parametrize("page", ["fsdp2", "pipelines"])
+@pytest.mark.parametrize("page", ["fsdp2", "hsdp", "pipelines"])
 def test_trains_and_prints_the_output_of_the_page(page: str) -> None:
     check_training(page, run(page))
 

@@ -22,6 +22,7 @@ from ...config import Config, Policy
 from ...errors import ConfigError
 from ..group.backend import CommProcessGroup
 from .disabled import refuse, warn
+from .hook_group import plain_reduce_scatter
 
 Weights = Literal["none", "bf16", "int8"]
 """Codecs of an all-gather of weights; "none": as they are."""
@@ -41,7 +42,8 @@ def compress_fsdp(
     Gradients travel in the codec of `policy` between hosts, weights in the codec `weights`. The forward and backward
     passes then see rounded weights, equal on all ranks; the optimizer's shards stay exact. `replicate` is a group of
     replicas: the gradients of a model that is sharded over one mesh dimension are then averaged over this group, too.
-    Another call replaces policy, weights and replicas.
+    The group of the shards may then be of another backend, as NCCL, which reduces as without this call. Another call
+    replaces policy, weights and replicas.
 
     Raises ConfigError for a model without such modules, for arguments of another type, for policies that FSDP2 cannot
     follow, and for a group that does not consist of replicas. The first step raises it for groups of other backends or
@@ -56,7 +58,7 @@ def compress_fsdp(
     modules = sharded_modules(model)
     _check_shards(model, modules, replicate)
     for number, module in enumerate(modules):
-        module.set_custom_reduce_scatter(GradientReduceScatter(policy, 3 * number))
+        module.set_custom_reduce_scatter(GradientReduceScatter(policy, 3 * number, any_backend=replicate is not None))
         if weights != "none" or module in _gathering:
             of_weights = dataclasses.replace(policy, codec=weights)
             module.set_custom_all_gather(WeightAllGather(of_weights, 3 * number + 1))
@@ -119,13 +121,20 @@ class Encoded:
 
 
 class GradientReduceScatter(Encoded):
-    """The `ReduceScatter` of FSDP2."""
+    """The `ReduceScatter` of FSDP2. `any_backend`: groups of other backends reduce as they do without it, because
+    gradients are encoded between the replicas."""
 
     remedy = "use MixedPrecisionPolicy(reduce_dtype=torch.float32)"
+
+    def __init__(self, policy: Policy, number: int, *, any_backend: bool = False) -> None:
+        super().__init__(policy, number)
+        self._any_backend = any_backend
 
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
     ) -> Work | None:
+        if self._any_backend and not isinstance(group, CommProcessGroup):
+            return plain_reduce_scatter(output_tensor, input_tensor, op, group, async_op)  # type: ignore[no-any-return]
         return _awaited(self.start(output_tensor, input_tensor, group, op, self.policy), async_op)
 
     def start(self, output: Tensor, contribution: Tensor, group: dist.ProcessGroup, op: Any, policy: Policy) -> Work:

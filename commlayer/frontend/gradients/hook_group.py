@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import weakref
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -13,6 +14,10 @@ from ...config import Config, Policy
 from ...errors import ConfigError
 from ..group.backend import CommProcessGroup
 from ..group.options import NAME, Options
+
+# Collectives of groups of any backend: the names of torch 2.13, and those before.
+plain_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+plain_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 _made: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[tuple[Policy, tuple[int, ...]], CommProcessGroup]] = (
     weakref.WeakKeyDictionary()

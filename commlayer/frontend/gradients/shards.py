@@ -36,17 +36,13 @@ from ..work.context import labelled, priority
 from .between import FACTORS, FAULTS, between
 from .commit import Commit, Settled
 from .gradient import Reduction, reduce_gradient
-from .hook_group import is_usable, largest_of
+from .hook_group import is_usable, largest_of, plain_all_gather, plain_reduce_scatter
 from .low_rank import LowRank
 from .samples import weigh
 
 if TYPE_CHECKING:
     from .gradient import Place
     from .hook_state import HookState
-
-# Names of torch 2.13, and those before.
-_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
 @dataclasses.dataclass
@@ -103,7 +99,7 @@ class Shards:
             whole[: len(buffer)] = buffer
             whole[len(buffer) :] = 0
         shard = self._kept(place.index, "shard", buffer, size)
-        self._within_host(lambda: _reduce_scatter(_real(shard), _real(whole), group=self._within))
+        self._within_host(lambda: plain_reduce_scatter(_real(shard), _real(whole), group=self._within))
         inside = [i for i, each in enumerate(parameters) if starts[i] < end and starts[i] + each.numel() > begin]
         averaged = self._average(
             state,
@@ -195,7 +191,7 @@ class Shards:
         self._open = []
 
     def _gather_of(self, bucket: Bucket) -> Callable[[], object]:
-        return lambda: _all_gather(_real(bucket.whole), _real(bucket.shard), group=self._within)
+        return lambda: plain_all_gather(_real(bucket.whole), _real(bucket.shard), group=self._within)
 
     def _agree(self, *, failed: bool, finite: bool) -> bool:
         """Whether the averages are finite on all ranks. Raises an error on all ranks if an operation failed on one."""
