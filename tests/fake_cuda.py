@@ -115,6 +115,8 @@ class FakeCuda:
         self.words = words
         self.lag_s = lag_s
         self.capturing = False
+        self.pinned_left: int | None = None
+        """So many more tensors of pinned memory are left; None: as many as the test wants."""
         self.driver = threading.RLock()
         self.faults: list[Exception] = []
         self.waits = 0
@@ -131,6 +133,7 @@ class FakeCuda:
     # ---- Accelerator ------------------------------------------------------------------------------------------------
 
     def has(self, tensor: Tensor) -> bool:
+        tensor = tensor if tensor.layout is torch.strided else tensor._values()
         address = tensor.untyped_storage().data_ptr()
         return address in self._adopted or address in self._allocated
 
@@ -159,6 +162,10 @@ class FakeCuda:
         return FakeEvent(self)
 
     def pinned(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        if self.pinned_left == 0:
+            raise RuntimeError("CUDA error: out of memory")
+        if self.pinned_left is not None:
+            self.pinned_left -= 1
         length = torch.Size(shape).numel() * dtype.itemsize
         with self._lock:
             memory = next((each for each in self._free if len(each) == length), None)
@@ -202,7 +209,8 @@ class FakeCuda:
 
     def adopt(self, tensor: Tensor) -> Tensor:
         """Puts a tensor on the device."""
-        self._adopted[tensor.untyped_storage().data_ptr()] = tensor  # kept, so that no other gets its address
+        values = tensor if tensor.layout is torch.strided else tensor._values()
+        self._adopted[values.untyped_storage().data_ptr()] = tensor  # kept, so that no other gets its address
         return tensor
 
     def memory(self, values: Tensor) -> Tensor:

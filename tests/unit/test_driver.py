@@ -92,6 +92,13 @@ def test_a_driver_without_the_function_is_refused(tmp_path: Path) -> None:
         Driver(build(tmp_path, STUB))
 
 
+def test_a_driver_of_cuda_11_4_is_refused(tmp_path: Path) -> None:
+    """It has these functions by their former names, for which a process had to be started with a parameter."""
+    former = (WAIT + WRITE).replace("Value32_v2", "Value32")
+    with pytest.raises(DriverError, match=r"has no cuStreamWaitValue32_v2; install a driver of CUDA 11\.7 or later"):
+        Driver(build(tmp_path, STUB + former))
+
+
 def test_a_machine_without_a_driver_is_refused() -> None:
     with pytest.raises(DriverError, match=r"libnone\.so\.1: .*; install the driver of NVIDIA"):
         Driver("libnone.so.1")

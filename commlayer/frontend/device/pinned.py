@@ -29,27 +29,32 @@ The engine has its own queue behind a gate.
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import functools
 import os
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from multiprocessing.util import Finalize
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import Work
 
-from ...errors import ConfigError
+from ...errors import CommError, ConfigError
 from ...transport.call import hold_callers
 from ..work.context import NeedsHostError, hold_words
 from ..work.work import ReceiveWork
 from .accelerator import Accelerator, current, waits_for_words, write_word
 from .pinned_handle import PinnedHandle
 from .transfer import Transfer, pinned_bytes
+
+WORDS_BYTES = 8
+"""Those of the two words of an operation."""
 
 Call = Callable[[Sequence[Tensor], Sequence[Tensor]], Work]
 """Starts an operation on host tensors (inputs, outputs). An in-place tensor is the same object in both."""
@@ -107,8 +112,9 @@ class PinnedCopies:
         without inputs that need no order among the others: they start here and now. `needs_host`: `call` reads or
         writes the copies itself. `results` are those of the work, if they are not `outputs`.
 
-        Raises ValueError if the tensors are on more than one device, ConfigError while the stream records a graph, and
-        the failure of an earlier operation that nobody was told of, as its stream was waiting already.
+        Raises ConfigError if the tensors are on more than one device, if they are sparse, or results overlap themselves
+        (stride 0), and while the stream records a graph; CommError if there is no pinned memory for the copies; and the
+        failure of an earlier operation that nobody was told of, as its stream was waiting already.
         """
         self._raise_unseen()
         self._let_go()
@@ -117,7 +123,8 @@ class PinnedCopies:
         self._make_room(nbytes)
         words = None
         if device is not None and self._stream_wait and not needs_host and (at_once or not self.busy):
-            words = self._make_words() if waits_for_words(self._accelerator, device) else None
+            with _memory_for(WORDS_BYTES, device):
+                words = self._make_words() if waits_for_words(self._accelerator, device) else None
         transfer = None if device is None else self._take_out(device, inputs, outputs, words)
         handle = PinnedHandle(transfer, words=words, failed_late=self._unseen.append)
         returned = list(outputs if results is None else results)
@@ -155,13 +162,21 @@ class PinnedCopies:
         if not devices:
             return None
         names = ", ".join(sorted(map(str, devices)))
+        fault = ""
         if len(devices) > 1:
-            raise ValueError(f"tensors on {names} in one operation: move them to one device")
-        if self._accelerator.is_capturing():
-            raise ConfigError(
+            fault = f"tensors on {names} in one operation: move them to one device"
+        elif self._accelerator.is_capturing():
+            fault = (
                 f"an operation on {names} while a CUDA graph is recorded: a graph cannot hold operations of the host; "
                 f"call it outside of the graph"
             )
+        layouts = {each.layout for each in (*inputs, *outputs) if self._accelerator.has(each)} - {torch.strided}
+        if layouts:
+            fault = f"{layouts.pop()} tensors on {names}: use to_dense(), or move them to the CPU"
+        elif any(self._accelerator.has(each) and _overlaps(each) for each in outputs):
+            fault = f"a result on {names} whose elements share memory, as of expand(): use contiguous()"
+        if fault:
+            raise ConfigError(f"{_who()}{fault}")
         return devices.pop()
 
     def _take_out(
@@ -169,7 +184,8 @@ class PinnedCopies:
     ) -> Transfer:
         """Starts the copies of the inputs, behind which the stream opens the gate of the words."""
         out, back = self._side_streams(device)
-        transfer = Transfer(self._accelerator, device, back, inputs, outputs)
+        with _memory_for(pinned_bytes(filter(self.takes, (*inputs, *outputs))), device):
+            transfer = Transfer(self._accelerator, device, back, inputs, outputs)
         transfer.take_out(out, words)
         return transfer
 
@@ -291,6 +307,30 @@ def pinned_share() -> int:
     """
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return memory // 8 // max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+
+
+def _overlaps(tensor: Tensor) -> bool:
+    """Whether a tensor has one element in several places."""
+    return any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
+
+
+@contextlib.contextmanager
+def _memory_for(nbytes: int, device: torch.device) -> Iterator[None]:
+    """Raises CommError where the driver has no pinned memory: torch says only that CUDA is out of memory."""
+    try:
+        yield
+    except CommError:
+        raise
+    except (RuntimeError, MemoryError) as error:
+        raise CommError(
+            f"{_who()}no pinned memory for {nbytes} bytes of an operation on {device} ({error}): lower "
+            f"COMMLAYER_PINNED_BYTES, or let the host lock more memory (ulimit -l, and the memory of its container)"
+        ) from error
+
+
+def _who() -> str:
+    """This rank of the job: the beginning of errors."""
+    return f"rank {dist.get_rank()}: " if dist.is_initialized() else ""
 
 
 def _unblock(handles: Iterable[PinnedHandle]) -> None:
