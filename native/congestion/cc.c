@@ -51,7 +51,10 @@ static void set_window(struct cl_cc *cc, double window)
 
 void cl_cc_init(struct cl_cc *cc, uint32_t packet_bytes)
 {
-    *cc = (struct cl_cc){.packet_bytes = packet_bytes, .slow_start = true, .target_us = TARGET_US};
+    *cc = (struct cl_cc){.packet_bytes = packet_bytes,
+                         .slow_start = true,
+                         .target_us = TARGET_US,
+                         .loss_trial = {.least = CL_LOSS_TRIAL_LOSS_PATH}};
     set_window(cc, (double)WINDOW_PACKETS_START * cc->packet_bytes);
 }
 

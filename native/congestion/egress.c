@@ -63,6 +63,7 @@ void cl_egress_init(struct cl_egress *egress, uint32_t datagram_bytes)
     *egress = (struct cl_egress){.startup = true,
                                  .datagram_bytes = datagram_bytes + CL_EGRESS_OVERHEAD_BYTES,
                                  .depth_us = DEPTH_MAX_US,
+                                 .loss_trial = {.least = CL_LOSS_TRIAL_LOSS},
                                  .epoch_queue_us = UINT32_MAX};
     uint64_t start = (uint64_t)START_PACKETS * egress->datagram_bytes;
     egress->capacity = (double)start * 1e6 / START_US;

@@ -157,7 +157,7 @@ def test_a_rate_that_changes_in_every_step_changes_few_plans() -> None:
     world.rates = lambda rank, exchange: (100.0, 50.0 if rank == exchange % 4 else 100.0)
     world.all_call(200)
     weights = world.check()
-    assert sum(weights[at] != weights[at - 1] for at in range(1, 200)) <= 200 // EVERY
+    assert 1 < sum(weights[at] != weights[at - 1] for at in range(1, 200)) <= 200 // EVERY
 
 
 def test_a_host_that_recovers_gets_its_share_back() -> None:
