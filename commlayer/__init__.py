@@ -22,6 +22,7 @@ from .errors import (
     PeerLostError,
     UnreachableError,
 )
+from .frontend.experts.all_to_all import all_to_all_single, all_to_all_single_autograd
 from .frontend.gradients.ddp import allreduce_hook
 from .frontend.gradients.fsdp import compress_fsdp
 from .frontend.gradients.hook_state import HookState
@@ -54,6 +55,8 @@ __all__ = [
     "Policy",
     "Tolerance",
     "UnreachableError",
+    "all_to_all_single",
+    "all_to_all_single_autograd",
     "allreduce_hook",
     "compress_fsdp",
     "flight_record",

@@ -38,6 +38,7 @@ MAY_IMPORT = {
         *("errors", "config", "plans", "transport", "telemetry", "scheduler", "compress", "loss"),
         *("commlayer_environment", "frontend.work", "frontend.device"),
     },
+    "frontend.experts": {"errors", "config", "frontend.work", "frontend.group"},
     "frontend.gradients": {
         *("errors", "config", "plans", "transport", "telemetry", "scheduler", "compress", "loss"),
         *("frontend.work", "frontend.device", "frontend.group"),
@@ -65,7 +66,7 @@ MAY_IMPORT = {
     "": {
         *("commlayer_autoload", "errors", "config", "transport", "scheduler", "planner", "compress", "loss"),
         *("frontend.work", "frontend.group", "frontend.gradients", "frontend.overlap"),
-        *("frontend.pipelines", "frontend.tensor_parallel"),
+        *("frontend.pipelines", "frontend.tensor_parallel", "frontend.experts"),
     },
     "torchft": {"errors", "config", "frontend.group"},
     "__main__": {"tools"},

@@ -142,6 +142,8 @@ class CommProcessGroup(dist.ProcessGroup):
         self._operation_policy = operation_policy
         self.can_lose = operation_policy(Policy(loss_bound=LOSS_BOUND_MAX)).partial is not None
         """Whether a network between the ranks could lose contributions, if a policy allows it."""
+        self.hosts = native.hosts
+        """The ranks of the group by host."""
         self.host_count = len(native.hosts)
         # torch's set_timeout and _set_pg_timeout put the group's timeout into gloo's options.
         priority, gloo = self.policy.priority, self._gloo
@@ -320,14 +322,15 @@ class CommProcessGroup(dist.ProcessGroup):
         input_split_sizes: Iterable[Any],
         opts: Any = None,
         timeout: timedelta | None = None,
+        *,
+        policy: Policy | None = None,
+        key: int = 0,
     ) -> Work:
-        """The split sizes may be arrays of numpy, as Megatron's, or tensors."""
+        """The split sizes may be arrays of numpy, as Megatron's, or tensors. `policy` and `key`: as of
+        `allreduce_from`. A codec rounds the rows for other hosts; nothing keeps its errors, and nothing is lost."""
         opts = options_of(AllToAllOptions, opts, timeout)
-        splits = (
-            [int(output_split_size) for output_split_size in output_split_sizes],
-            [int(input_split_size) for input_split_size in input_split_sizes],
-        )
-        work = self._collectives.all_to_all_single(output, input, *splits, opts)
+        splits = [int(rows) for rows in output_split_sizes], [int(rows) for rows in input_split_sizes]
+        work = self._collectives.all_to_all_single(output, input, *splits, opts, *self._coded(policy, key))
         return work or self._fallback.alltoall_base(output, input, *splits, opts)
 
     @placed()

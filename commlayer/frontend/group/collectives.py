@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import Any
@@ -19,6 +20,7 @@ from ...transport.base import DType, Op
 from ...transport.call import ROOTED, Call
 from ..work.work import CommWork
 from .profile import profiled
+from .rows import FLOATS, RowCoder
 from .submit import Operation, Submitter
 from .tensors import Kind, are_alike, are_plain, contribution, flatten, move_kind, op_name, reduction_kind, space
 
@@ -299,9 +301,25 @@ class Collectives:
 
     @profiled
     def all_to_all_single(
-        self, output: Tensor, tensor: Tensor, output_splits: Sequence[int], input_splits: Sequence[int], opts: Any
+        self,
+        output: Tensor,
+        tensor: Tensor,
+        output_splits: Sequence[int],
+        input_splits: Sequence[int],
+        opts: Any,
+        policy: OperationPolicy | None = None,
+        coding: Coding | None = None,
     ) -> Work | None:
-        """The splits are rows (of dimension 0) per rank; without them all ranks send and receive equal parts."""
+        """The splits are rows (of dimension 0) per rank; without them all ranks send and receive equal parts.
+
+        With `coding`, rows for other hosts are encoded in the codec of contributions, those of each rank by themselves.
+        Raises ConfigError if the codec cannot do that.
+        """
+        if coding is not None and not (tensor.dtype == output.dtype and tensor.dtype in FLOATS):
+            raise ConfigError(
+                f"{self._who()}: this encoded all-to-all is from {tensor.dtype} into {output.dtype}: codecs are for "
+                f"rows of one floating-point type; use the operation without a codec"
+            )
         if not are_plain([tensor, output]):
             return None
         sent = self._split_bytes(tensor, input_splits, "input")
@@ -309,7 +327,34 @@ class Collectives:
         if sent is None or received is None:
             return None
         self._check_own_part(sent, received)
-        return self._deliver("all_to_all", sent, received, [tensor], [output], opts)
+        if policy is None:
+            return self._deliver("all_to_all", sent, received, [tensor], [output], opts)
+        coder = None
+        if coding is not None:
+            coder = RowCoder(coding.pair.up, coding.key, tensor.dtype, self._rank, self._submitter.local)
+        signed = (coder.codec.name if coder else "", tensor.shape[1:].numel())
+        if coder is None or coder.is_exact:
+            priority = policy.priority
+            return self._deliver(
+                "all_to_all", sent, received, [tensor], [output], opts, signed=signed, priority=priority
+            )
+        self._submitter.check_no_words()  # the host encodes
+        sent, received = (tuple(length // tensor.itemsize for length in lengths) for lengths in (sent, received))
+        source = coder.encoded(flatten([tensor]), sent)
+        lengths = coder.lengths(received)
+        target = torch.empty(sum(lengths), dtype=torch.uint8)
+        what = ("all_to_all", 0, tensor.dtype, *signed)
+        operations = self._submitter.delivery(what, coder.lengths(sent), lengths, source, target)
+        return self._submitter.start(
+            Call.of("all_to_all", [tensor], [output]),
+            operations,
+            opts,
+            [output],
+            [source, target, output],
+            [],
+            priority=policy.priority,
+            finish=functools.partial(coder.decode, target, output, received),
+        )
 
     @profiled
     def barrier(self, opts: Any) -> Work:
@@ -341,15 +386,18 @@ class Collectives:
         root: int = 0,
         *,
         same: bool = False,
+        signed: tuple[object, ...] = (),
+        priority: int | None = None,
     ) -> Work:
         nothing = torch.empty(0, dtype=torch.uint8)
         source = flatten(inputs) if inputs else nothing
         target = space(outputs) if outputs else nothing
-        what = (name, root, (outputs or inputs)[0].dtype)
+        what = (name, root, (outputs or inputs)[0].dtype, *signed)
         operations = self._submitter.delivery(what, sent, received, source, target, same=same)
         copies = [] if not outputs or target is outputs[0] else [(target, outputs)]
         call = Call.of(name, inputs, outputs, rank=root if name in ROOTED else None)
-        return self._submitter.start(call, operations, opts, outputs, [source, target, *outputs], copies)
+        memory = [source, target, *outputs]
+        return self._submitter.start(call, operations, opts, outputs, memory, copies, priority=priority)
 
     def _are_shards(self, pairs: Iterable[tuple[Tensor, list[Tensor]]]) -> bool:
         """Whether each pair is a shard and a whole of one dtype on the CPU, and the whole has a shard per rank."""

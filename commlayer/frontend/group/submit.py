@@ -178,15 +178,17 @@ class Submitter:
         qos: Qos | None = None,
         priority: int | None = None,
         codec_key: int | None = None,
+        finish: Callable[[], None] | None = None,
     ) -> CommWork:
-        """Runs or submits a call's operations. `memory` stays alive until they end; then `copies` (from, to) are done.
+        """Runs or submits a call's operations. `memory` stays alive until they end; then `copies` (from, to) are done,
+        or `finish` runs.
 
         `qos` None: nothing is lost. `priority` None: that of the context (`priority.py`), else of the group.
         `codec_key` None: nothing is encoded.
         """
         words = current_words()
         if words is not None:
-            if len(operations) != 1 or copies or qos is not None or codec_key is not None:
+            if len(operations) != 1 or copies or finish or qos is not None or codec_key is not None:
                 raise NeedsHostError
             words.check(operations[0].source, operations[0].target)
         timeout: timedelta = opts.timeout
@@ -196,11 +198,14 @@ class Submitter:
         priority = self._class() if priority is None else priority
         call.priority, call.label = priority, current_label()
         call.weights = operations[0].plan.weights if operations else ()
+        if copies:
+            finish = functools.partial(copy_back, copies)
         self.calls.add(call)
         with self.profile(call):
             if words is None and not getattr(opts, "asyncOp", True) and qos is None and codec_key is None:
                 self._run(call, operations, timeout_s, priority)
-                copy_back(copies)
+                if finish is not None:
+                    finish()
                 if self._in_flight:
                     with self._lock:
                         self._let_go()
@@ -219,7 +224,6 @@ class Submitter:
             call.ended_s = call.submitted_s
             return CommWork(None, results, call=call)
         joined = call.handle = handles[0] if len(handles) == 1 else JoinedHandle(handles)
-        finish = functools.partial(copy_back, copies) if copies else None
         work = CommWork(joined, results, memory, finish, call=call)
         if len(results) == 1 and results[0].numel() == 1:
             self._keep_scalar(work)
@@ -267,6 +271,16 @@ class Submitter:
             self._keep(handle, [target])
         finish = None if target is tensor else functools.partial(copy_back, [(target, [tensor])])
         return self._noted(ReceiveWork(handle, [tensor], [target], finish, call=call))
+
+    @property
+    def local(self) -> tuple[int, ...]:
+        """The ranks of this rank's host."""
+        return next(host for host in self._group.hosts if self._group.rank in host)
+
+    def check_no_words(self) -> None:
+        """Raises NeedsHostError, before anything has started, if the operation that starts here has words."""
+        if current_words() is not None:
+            raise NeedsHostError
 
     def begin_coalescing(self) -> None:
         """Also notes all works from now on, for `end_coalescing`."""
