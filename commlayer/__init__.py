@@ -27,6 +27,7 @@ from .frontend.gradients.ddp import allreduce_hook
 from .frontend.gradients.fsdp import compress_fsdp
 from .frontend.gradients.hook_state import HookState
 from .frontend.group.options import Options
+from .frontend.local.local_steps import LocalSteps
 from .frontend.overlap.overlap import overlap
 from .frontend.pipelines import pipeline
 from .frontend.tensor_parallel import tp
@@ -48,6 +49,7 @@ __all__ = [
     "Fine",
     "GradientNorm",
     "HookState",
+    "LocalSteps",
     "MismatchError",
     "OperationTimeoutError",
     "Options",

@@ -20,6 +20,13 @@ class CodecPair(NamedTuple):
     """The codec of sums, on their way back."""
     keeps_errors: bool = False
     """Whether rounding errors are added to the next step's gradient."""
+    keeps_sums: bool = True
+    """Whether, with `keeps_errors`, the owner of a shard keeps the error of its sum, too."""
+
+    def with_errors(self) -> CodecPair:
+        """The same codecs, whose every error is kept by the rank that encoded a contribution. Errors of sums are not
+        kept: they are those of all ranks."""
+        return self._replace(keeps_errors=True, keeps_sums=False)
 
 
 class Coding(NamedTuple):

@@ -99,6 +99,7 @@ class _Network:
         self.b, self.members, self.divisor, self.weight = b, members, divisor, weight
         self.up, self.down = codecs
         self.partial, self.keeps = settings.partial, settings.keep_errors
+        self.keeps_sums = settings.keep_errors and settings.keep_sums
         self.ordered = settings.deterministic and len(members) > 2
         self.me = members.index(b.rank) if members else 0
         encoded = max(map(self._encoded_bytes, cuts), default=0)
@@ -142,7 +143,7 @@ class _Network:
                 at += up.encoded_bytes(shards[i].length)
         done: list[int] = []
         if own.length:
-            encoding = Encoding(down, own.offset // down.block_length, self.keeps)
+            encoding = Encoding(down, own.offset // down.block_length, self.keeps_sums)
             summed = self._sum(own, after)
             result = b.encode(encoding, OUTPUT, *own, at, [*summed, *free], factor=self.divisor)
             results = encoding._replace(keeps=False)

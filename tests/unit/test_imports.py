@@ -43,6 +43,10 @@ MAY_IMPORT = {
         *("errors", "config", "plans", "transport", "telemetry", "scheduler", "compress", "loss"),
         *("frontend.work", "frontend.device", "frontend.group"),
     },
+    "frontend.local": {
+        *("errors", "kind", "config", "scheduler", "compress"),
+        *("frontend.work", "frontend.group", "frontend.gradients"),
+    },
     "frontend.overlap": {
         *("errors", "config", "telemetry", "scheduler", "compress"),
         *("frontend.work", "frontend.group", "frontend.gradients"),
@@ -65,7 +69,7 @@ MAY_IMPORT = {
     },
     "": {
         *("commlayer_autoload", "errors", "config", "transport", "scheduler", "planner", "compress", "loss"),
-        *("frontend.work", "frontend.group", "frontend.gradients", "frontend.overlap"),
+        *("frontend.work", "frontend.group", "frontend.gradients", "frontend.local", "frontend.overlap"),
         *("frontend.pipelines", "frontend.tensor_parallel", "frontend.experts"),
     },
     "torchft": {"errors", "config", "frontend.group"},

@@ -35,7 +35,7 @@ from torch._C._distributed_c10d import (
     _DistributedBackendOptions,
 )
 
-from ...compress.codec import Coding, codec_of
+from ...compress.codec import CodecPair, Coding, codec_of
 from ...config import LOSS_BOUND_MAX, Config, Policy, policy_of_groups
 from ...errors import ConfigError, OperationTimeoutError, UnreachableError
 from ...loss.operation_policy import OperationPolicy
@@ -455,15 +455,18 @@ class CommProcessGroup(dist.ProcessGroup):
         *,
         policy: Policy | None = None,
         key: int = 0,
+        pair: CodecPair | None = None,
     ) -> CommWork:
         """All-reduces `source` into `target`, see `Collectives.all_reduce_from`. `missing` of the work returns the
         contributions in `source` that were not counted.
 
         `policy`, here and in `allreduce`, gives the priority and the losses of this operation, and here its codec, too.
         The rest of its plan follows the policy of the group. `key`, the same on all ranks, chooses the codec's
-        rotations; each operation needs another one.
+        rotations; each operation needs another one. `pair` replaces the codecs of the policy.
         """
-        return self._collectives.all_reduce_from(source, target, opts, protect, *self._coded(policy, key))
+        own, coding = self._coded(policy, key)
+        coding = coding if pair is None else Coding(pair, key)
+        return self._collectives.all_reduce_from(source, target, opts, protect, own, coding)
 
     def _coded(self, policy: Policy | None, key: int) -> tuple[OperationPolicy | None, Coding | None]:
         """The arguments of `Collectives` for an operation with a policy of its own."""

@@ -359,7 +359,9 @@ def _words_of(memory: Tensor) -> dict[str, int]:
 
 
 def _coded(settings: Settings, pair: CodecPair | None) -> Settings:
-    return settings if pair is None else dataclasses.replace(settings, codecs=pair[:2], keep_errors=pair.keeps_errors)
+    if pair is None:
+        return settings
+    return dataclasses.replace(settings, codecs=pair[:2], keep_errors=pair.keeps_errors, keep_sums=pair.keeps_sums)
 
 
 def _started(call: Call, start: Callable[..., HandleT], *arguments: Any, **options: Any) -> HandleT:

@@ -1,0 +1,138 @@
+"""`Fragment`: a part of a model's parameters that is sent as a whole; its shared weights and their momentum."""
+
+from __future__ import annotations
+
+import ctypes
+import zlib
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...compress.fine import Fine
+from .outer import Outer
+from .site import Site
+
+STRIPES = 8
+"""Stripes of each fragment, at least, but for small models."""
+STRIPE_LEAST = 256
+"""Values of the shortest stripe: a block of the codec `int4`."""
+
+
+class Stripe(NamedTuple):
+    """Values of a parameter that lie one after the other in memory."""
+
+    parameter: Tensor
+    start: int
+    end: int
+
+    def values(self) -> Tensor:
+        """The values, as a flat view."""
+        return flat(self.parameter)[self.start : self.end]
+
+
+def flat(parameter: Tensor) -> Tensor:
+    """The values of a dense tensor as they lie in memory, as a flat view."""
+    plain = parameter.detach()
+    return plain.as_strided((plain.numel(),), (1,), plain.storage_offset())
+
+
+def cut(parameters: Sequence[Tensor], fragments: int) -> list[list[Stripe]]:
+    """Deals stripes of the parameters to the fragments in turn, so that fragments are equally long, and each has
+    values of all depths of the model (strided fragments: Douillard et al., arXiv 2501.18512)."""
+    total = sum(each.numel() for each in parameters)
+    length = max(total // (fragments * STRIPES), STRIPE_LEAST)
+    dealt: list[list[Stripe]] = [[] for _ in range(fragments)]
+    number, room = 0, length
+    for parameter in parameters:
+        start = 0
+        while start < parameter.numel():
+            end = min(start + room, parameter.numel())
+            dealt[number % fragments].append(Stripe(parameter, start, end))
+            room -= end - start
+            start = end
+            if not room:
+                number, room = number + 1, length
+    return dealt
+
+
+class Part(NamedTuple):
+    """Values of a shard that travel by one operation: (start, end) in elements of the shard."""
+
+    start: int
+    end: int
+    is_fine: bool
+
+
+class Fragment:
+    """One fragment, and this rank's shard of its shared weights G, float32 on the CPU: 4 bytes per value, and 4 for the
+    momentum."""
+
+    def __init__(self, coarse: Sequence[Stripe], fine: Sequence[Stripe], site: Site) -> None:
+        self._stripes = [*coarse, *fine]
+        self._site = site
+        self._device = self._stripes[0].parameter.device if self._stripes else torch.device("cpu")
+        self.size = sum(each.end - each.start for each in self._stripes)
+        middle = sum(each.end - each.start for each in coarse)
+        self.shared = self.weights()
+        """This rank's shard of G."""
+        self.momentum = torch.zeros(0)
+        """As long as `shared`; empty without momentum."""
+        shard = len(self.shared)
+        middle = min(max(middle - site.rank * shard, 0), shard)
+        self.parts = [each for each in (Part(0, middle, False), Part(middle, shard, True)) if each.start < each.end]
+
+    def weights(self) -> Tensor:
+        """This rank's shard of the model's weights of now, in memory of its own."""
+        whole = torch.zeros(self._site.padded(self.size))
+        at = 0
+        for stripe in self._stripes:
+            end = at + stripe.end - stripe.start
+            whole[at:end].copy_(stripe.values())
+            at = end
+        return self._site.shard(whole).clone() if self._site.size > 1 else whole
+
+    def add(self, shard: Tensor) -> None:
+        """Adds to the model's weights, of which this is a rank's shard. All ranks of the site call."""
+        self._each(shard, lambda weights, values: weights.add_(values))
+
+    def put(self, shard: Tensor) -> None:
+        """Replaces the model's weights, of which this is a rank's shard. All ranks of the site call."""
+        self._each(shard, lambda weights, values: weights.copy_(values))
+
+    def _each(self, shard: Tensor, change: Callable[[Tensor, Tensor], Tensor]) -> None:
+        whole = self._site.gather(shard, self._device)
+        at = 0
+        for stripe in self._stripes:
+            end = at + stripe.end - stripe.start
+            weights = stripe.values()
+            change(weights, whole[at:end].to(weights.device))
+            at = end
+
+    def update(self, average: Tensor, outer: Outer) -> Tensor:
+        """Changes the shared weights by the sites' average change; returns G' - G as float32 has it."""
+        if outer.momentum and not len(self.momentum):
+            self.momentum = torch.zeros_like(self.shared)
+        former = self.shared
+        self.shared = former + outer.change(average, self.momentum)
+        return self.shared - former
+
+    def digest(self) -> int:
+        """32 bits by which the ranks compare their shared weights."""
+        return digest_of(self.shared)
+
+
+def digest_of(values: Tensor) -> int:
+    """A checksum of 32 bits of a tensor's bytes."""
+    plain = values.detach().cpu().contiguous()
+    if not plain.nbytes:
+        return 0
+    return zlib.crc32((ctypes.c_char * plain.nbytes).from_address(plain.data_ptr()))
+
+
+def fragments_of(parameters: Sequence[Tensor], count: int, fine: Fine, site: Site) -> list[Fragment]:
+    """The parameters in `count` fragments; those in `fine` lie at the end of each."""
+    coarse = cut([each for each in parameters if each not in fine], count)
+    precise = cut([each for each in parameters if each in fine], count)
+    return [Fragment(*each, site) for each in zip(coarse, precise, strict=True)]

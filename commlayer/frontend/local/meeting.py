@@ -1,0 +1,61 @@
+"""`meet`: the ranks tell each other how they have called LocalSteps, and which weights they have, before they train."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch.distributed as dist
+
+from ...errors import ConfigError
+
+
+@dataclasses.dataclass
+class Introduction:
+    """What a rank says of itself."""
+
+    fault: str = ""
+    """Text of the error that it would raise; empty: none."""
+    settings: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """Values that must be alike, by name."""
+    digests: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """Checksums of tensors that must be equal, by name."""
+
+
+def meet(group: dist.ProcessGroup, own: Introduction, remedies: Mapping[str, str]) -> None:
+    """Raises ConfigError with the same text on all ranks if one of them has a fault, other settings or other tensors.
+
+    All ranks of the group call. `remedies`: advice by the name of a setting.
+    """
+    told: list[Any] = [None] * group.size()
+    dist.all_gather_object(told, dataclasses.asdict(own), group=group)
+    ranks = [dist.get_global_rank(group, each) for each in range(group.size())]
+    all_told = [Introduction(**each) for each in told]
+    for rank, each in zip(ranks, all_told, strict=True):
+        if each.fault:
+            raise ConfigError(f"rank {rank}: {each.fault}")
+    for name in dict.fromkeys(name for each in all_told for name in each.settings):
+        values = [each.settings.get(name) for each in all_told]
+        if odd := odd_ones(values):
+            found = ", ".join(f"{values[at]!r} on rank {ranks[at]}" for at in sorted({_usual(values), odd[0]}))
+            raise ConfigError(f"LocalSteps: {name} differs: {found}; {remedies.get(name, 'use the same on all ranks')}")
+    for name in all_told[0].digests:
+        values = [each.digests.get(name) for each in all_told]
+        if odd := odd_ones(values):
+            others = ranks[_usual(values)]
+            raise ConfigError(
+                f"LocalSteps: {name!r} has other values on rank {ranks[odd[0]]} than on rank {others}: "
+                f"{remedies['digests']}"
+            )
+
+
+def _usual(values: Sequence[Any]) -> int:
+    """The first index of the most frequent value."""
+    return max(range(len(values)), key=lambda at: (values.count(values[at]), -at))
+
+
+def odd_ones(values: Sequence[Any]) -> list[int]:
+    """The indices whose value is not the most frequent one; of equally frequent ones the first counts."""
+    usual = values[_usual(values)]
+    return [at for at, each in enumerate(values) if each != usual]

@@ -1,0 +1,182 @@
+"""`Rounds`: the local steps of a rank and their syncs, one in flight at a time."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from ...compress.codec import FINE, codec_of
+from ...compress.fine import Fine
+from ...errors import ConfigError
+from ..group.backend import CommProcessGroup
+from .fragment import fragments_of
+from .outer import PLAIN, Outer
+from .site import Site
+from .sync import Head, Sync, finite
+from .turns import Turns
+from .weights import Weights
+
+FIELDS = ("sizes", "shared", "momentum", "steps", "syncs", "since", "counts", "weighed", "buffers", "sync")
+"""The names in a saved state."""
+
+
+class Form(NamedTuple):
+    """How fragments travel."""
+
+    codec: str
+    fine: Fine
+    is_weighted: bool
+    """Whether sites count by their samples."""
+
+
+class Rounds:
+    """The shared weights G begin as the model's weights of now. All ranks make the same syncs in the same order."""
+
+    def __init__(
+        self, group: CommProcessGroup, weights: Weights, site: Site, turns: Turns, outer: Outer, form: Form
+    ) -> None:
+        self.turns, self.outer = turns, outer
+        self._group, self._weights, self._site, self._form = group, weights, site, form
+        self.fragments = fragments_of(list(weights.parameters.values()), turns.fragments, form.fine, site)
+        self.steps = 0
+        """Local steps of this rank, including those before a checkpoint."""
+        self.syncs = 0
+        """Syncs that this rank has begun."""
+        self._since = [0] * turns.fragments  # local steps since the last sync, by fragment
+        self._counts = [0.0] * turns.fragments  # samples since the last sync, by fragment
+        self._weighed = [0.0] * turns.fragments  # samples that the last sync had, by fragment
+        self._buffers = weights.flat_buffers()  # as all sites have them
+        self._sync: Sync | None = None
+
+    def step(self, samples: float) -> None:
+        """A local step was made, with so many samples of this site. Applies a sync that is due, then begins one."""
+        self.steps += 1
+        for at in range(self.turns.fragments):
+            self._since[at] += 1
+            self._counts[at] += samples
+        if self._sync is not None:
+            self._sync.age += 1
+            if self._sync.age >= self.turns.delay:
+                self._finish()
+        if self.turns.begins(self.steps):
+            self._finish()
+            self._start()
+            if not self.turns.delay:
+                self._finish()
+
+    def leave(self) -> None:
+        """Makes the last syncs, and gives the model the shared weights.
+
+        Ranks that skipped steps have begun fewer syncs than others: they take part until all leave. Then each fragment
+        is sent once more.
+        """
+        self._finish()
+        together = 0
+        while together < self.turns.fragments:
+            self._start(is_leaving=True)
+            heads = self._finish()
+            together = together + 1 if all(head.is_leaving for head in heads) else 0
+        self._put_shared()
+
+    def _start(self, *, is_leaving: bool = False) -> None:
+        """Begins the next sync."""
+        self._weights.check_unchanged(self._group.who)
+        at = self.turns.fragment(self.syncs)
+        fragment = self.fragments[at]
+        difference = fragment.weights().sub_(fragment.shared)
+        if self._since[at]:
+            self._weighed[at] = self._counts[at]
+        samples = self._weighed[at]  # without a step, what is left has the weight that it had
+        head = Head(self.syncs, fragment.digest(), finite(difference), is_leaving, self._since[at], samples)
+        is_last = at == self.turns.fragments - 1
+        self._begin(head, difference, self._weights.flat_buffers() if is_last else torch.zeros(0))
+        self.syncs += 1
+        self._since[at], self._counts[at] = 0, 0.0
+
+    def _begin(self, head: Head, difference: torch.Tensor, buffers: torch.Tensor, age: int = 0) -> None:
+        pair = codec_of(self._form.codec).pair
+        fine = None if pair is None else codec_of(FINE).pair
+        parts = self.fragments[self.turns.fragment(head.turn)].parts
+        sync = Sync(self._group, head, difference, parts, pair, fine, buffers, self._form.is_weighted, age)
+        sync.start()
+        self._sync = sync
+
+    def _finish(self) -> Sequence[Head]:
+        """Waits for the sync in flight, if there is one, and applies it: x += (G' - G) - q."""
+        if self._sync is None:
+            return ()
+        sync, self._sync = self._sync, None
+        outcome = sync.finish()
+        fragment = self.fragments[self.turns.fragment(sync.head.turn)]
+        outer = PLAIN if outcome.is_rest else self.outer
+        fragment.add(fragment.update(outcome.average, outer).sub_(outcome.counted))
+        if len(outcome.buffers) and any(head.samples for head in outcome.heads):
+            self._buffers = outcome.buffers
+            self._weights.put_buffers(outcome.buffers)
+        return outcome.heads
+
+    def _put_shared(self) -> None:
+        for fragment in self.fragments:
+            fragment.put(fragment.shared)
+        self._weights.put_buffers(self._buffers)
+
+    @contextlib.contextmanager
+    def averaged(self) -> Iterator[None]:
+        """A context in which the model has the shared weights. All ranks of a site enter it."""
+        own, buffers = [fragment.weights() for fragment in self.fragments], self._weights.flat_buffers()
+        self._put_shared()
+        try:
+            yield
+        finally:
+            for fragment, weights in zip(self.fragments, own, strict=True):
+                fragment.put(weights)
+            self._weights.put_buffers(buffers)
+
+    # ---- state ------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's state. A sync in flight is saved as this rank's part of it."""
+        sync = self._sync
+        flying: dict[str, Any] | None = None
+        if sync is not None:
+            flying = {"difference": sync.difference.clone(), "buffers": sync.buffers.clone()}
+            flying |= {"head": list(sync.head), "age": sync.age}
+        values = (
+            [len(each.shared) for each in self.fragments],
+            [each.shared.clone() for each in self.fragments],
+            [each.momentum.clone() for each in self.fragments],
+            self.steps,
+            self.syncs,
+            list(self._since),
+            list(self._counts),
+            list(self._weighed),
+            self._buffers.clone(),
+            flying,
+        )
+        return dict(zip(FIELDS, values, strict=True))
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Takes over the value of `state_dict`, before the first step. Raises ConfigError for that of another model."""
+        sizes = [len(each.shared) for each in self.fragments]
+        if state["sizes"] != sizes or len(state["buffers"]) != len(self._buffers):
+            raise ConfigError(
+                f"LocalSteps.load_state_dict: the state has fragments of {state['sizes']} values and "
+                f"{len(state['buffers'])} of buffers, this model {sizes} and {len(self._buffers)}: restore the state "
+                f"of this model, with the same fragments=, buffers= and ranks per site"
+            )
+        for fragment, shared, momentum in zip(self.fragments, state["shared"], state["momentum"], strict=True):
+            fragment.shared, fragment.momentum = shared.clone(), momentum.clone()
+        self.steps, self.syncs = state["steps"], state["syncs"]
+        self._since, self._counts, self._weighed = (list(state[name]) for name in ("since", "counts", "weighed"))
+        self._buffers = state["buffers"].clone()
+
+    def resume(self, flying: Mapping[str, Any]) -> None:
+        """Sends this rank's part of a saved sync again, which no rank has applied."""
+        self._begin(Head(*flying["head"]), flying["difference"].clone(), flying["buffers"].clone(), flying["age"])
+
+    def digests(self) -> dict[str, int]:
+        """Checksums of the shared weights, by fragment."""
+        return {f"fragment {at}": each.digest() for at, each in enumerate(self.fragments)}

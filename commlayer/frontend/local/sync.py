@@ -1,0 +1,149 @@
+"""`Sync`: one fragment on its way to all sites: what this site has sent of it, and what the owners counted."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import AllreduceOptions, Work
+
+from ...compress.codec import CodecPair
+from ...errors import CommError, ConfigError
+from ..gradients.commit import is_finite
+from ..group.backend import CommProcessGroup
+from ..work.context import labelled
+from .fragment import Part
+from .meeting import odd_ones
+
+
+class Head(NamedTuple):
+    """What a rank tells the others beside its values."""
+
+    turn: int
+    digest: int
+    """Of the fragment's shared weights, before this sync."""
+    is_finite: bool
+    """Whether all values that it sends are finite."""
+    is_leaving: bool
+    """Whether it makes no more local steps."""
+    steps: int
+    """Local steps since the fragment's last sync."""
+    samples: float
+    """Samples of these steps; NaN: `samples` gave no count."""
+
+
+class Outcome(NamedTuple):
+    """The end of a sync."""
+
+    heads: list[Head]
+    average: Tensor
+    """The average change D of the sites, weighted by samples."""
+    is_rest: bool
+    """Whether no site has made a step: the changes are then what an earlier sync has left."""
+    counted: Tensor
+    """q: the change of this site as the owners have counted it."""
+    buffers: Tensor
+    """The average of the sites' buffers."""
+
+
+@dataclasses.dataclass
+class Sync:
+    """A sync in flight. `difference` is d = x - G of this rank's shard, when the sync began."""
+
+    group: CommProcessGroup
+    head: Head
+    difference: Tensor
+    parts: Sequence[Part]
+    pair: CodecPair | None
+    """The codecs of parts that are not fine; None: all parts are exact."""
+    fine: CodecPair | None
+    buffers: Tensor
+    """Flat, averaged exactly; empty: none."""
+    is_weighted: bool
+    """Whether samples give the weights; else all sites have the same."""
+    age: int = 0
+    """Local steps since it began."""
+
+    def start(self) -> None:
+        """Submits the operations. All ranks start the same syncs in the same order."""
+        own = torch.tensor([self.head], dtype=torch.float64)
+        self._heads = torch.empty(self.group.size(), len(self.head), dtype=torch.float64)
+        options = AllreduceOptions()
+        options.reduceOp = dist.ReduceOp(dist.ReduceOp.SUM if self.is_weighted else dist.ReduceOp.AVG)
+        weight = self.head.samples if self.is_weighted else 1.0
+        self._weight = weight if math.isfinite(weight) else 0.0
+        self._source, self._averages = self._weighed(self.difference), self._weighed(self.buffers)
+        self._target = torch.empty_like(self._source)
+        turn = self.head.turn
+        with labelled(f"sync {turn}"):
+            self._works: list[tuple[Part, Work]] = []
+            self._head_work = self.group.all_gather_single(self._heads.view(-1), own.view(-1))
+            for number, part in enumerate(self.parts):
+                source, target = self._source[part.start : part.end], self._target[part.start : part.end]
+                pair = self.fine if part.is_fine else self.pair
+                key = turn << 16 | number
+                work = self.group.allreduce_from(source, target, options, key=key, pair=pair and pair.with_errors())
+                self._works.append((part, work))
+            self._buffer_work = self.group.allreduce([self._averages], options) if len(self.buffers) else None
+
+    def _weighed(self, values: Tensor) -> Tensor:
+        """A copy with the weight of this site. A site without samples sends zeros."""
+        return values * self._weight if self._weight else torch.zeros_like(values)
+
+    def finish(self) -> Outcome:
+        """Waits for the operations. Raises their error, as PeerLostError, and the same error on all ranks for values
+        that are not finite, for shared weights that differ, and for wrong counts of samples."""
+        self._head_work.wait()
+        heads = [_head(each) for each in self._heads.tolist()]
+        self._check(heads)
+        lost = torch.zeros_like(self._source)
+        for part, work in self._works:
+            work.wait()
+            for offset, length in work.kept:  # type: ignore[attr-defined]  # a CommWork
+                first = part.start + offset // lost.itemsize
+                last = first + length // lost.itemsize
+                lost[first:last] = self._source[first:last]
+        if self._buffer_work is not None:
+            self._buffer_work.wait()
+        counted = self.difference - lost / self._weight if self._weight else torch.zeros_like(self.difference)
+        total = sum(head.samples for head in heads) if self.is_weighted else 1.0
+        total = total or 1.0  # nobody has samples: all values are 0
+        is_rest = not any(head.steps for head in heads)
+        return Outcome(heads, self._target / total, is_rest, counted, self._averages / total)
+
+    def _check(self, heads: Sequence[Head]) -> None:
+        ranks = [dist.get_global_rank(self.group, each) for each in range(self.group.size())]
+        who = self.group.who
+        for rank, head in zip(ranks, heads, strict=True):
+            if not head.is_finite:
+                raise CommError(
+                    f"{who}: sync {self.head.turn}: the weights of rank {rank} are not finite; the sites must not "
+                    f"share them: restore a checkpoint on all ranks, with a lower learning rate or a GradScaler"
+                )
+            if math.isnan(head.samples):
+                raise ConfigError(
+                    f"{who}: LocalSteps(samples=...) of rank {rank} returned no count; return the number of this "
+                    f"rank's samples in a step, 0 or more, as len(batch)"
+                )
+        for what, values in (("turns", [each.turn for each in heads]), ("digests", [each.digest for each in heads])):
+            if odd := odd_ones(values):
+                found = ", ".join(f"{value:#x} on rank {rank}" for rank, value in zip(ranks, values, strict=True))
+                raise CommError(
+                    f"{who}: sync {self.head.turn}: the shared weights of rank {ranks[odd[0]]} are not those of the "
+                    f"others ({what}: {found}); restore the same checkpoint on all ranks"
+                )
+
+
+def _head(values: Sequence[float]) -> Head:
+    turn, digest, finite, leaving, steps, samples = values
+    return Head(int(turn), int(digest), bool(finite), bool(leaving), int(steps), samples)
+
+
+def finite(values: Tensor) -> bool:
+    """Whether all values are finite."""
+    return is_finite(values)

@@ -1,0 +1,72 @@
+"""`Turns`: after which local steps a fragment is sent, and how much later its average is applied. Pure numbers."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from ...errors import ConfigError
+from ...kind import whole
+
+EVERY_MAX = 1_000_000
+"""The largest number of local steps between two syncs of a fragment."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Turns:
+    """The turns of `fragments` fragments within `every` local steps.
+
+    Turns are counted from 0; turn j belongs to fragment j mod `fragments`, begins after local step (j + 1) * `every` //
+    `fragments`, and ends when its average is applied, `delay` steps later. Turns never overlap: `delay` is at most the
+    shortest distance of two turns. Raises ConfigError for values that contradict each other.
+    """
+
+    every: int
+    """Local steps between two syncs of one fragment: H."""
+    fragments: int
+    delay: int
+    """Local steps from the start of a sync to its application."""
+
+    def __post_init__(self) -> None:
+        limits = {"every": (1, EVERY_MAX), "fragments": (1, EVERY_MAX), "delay": (0, EVERY_MAX)}
+        for name, (least, most) in limits.items():
+            value = getattr(self, name)
+            if not least <= whole(value, -1) <= most:
+                raise ConfigError(f"LocalSteps({name}={value!r}): use a whole number, {least} to {most} (steps)")
+        if self.every < self.fragments:
+            raise ConfigError(
+                f"LocalSteps(every={self.every}, fragments={self.fragments}): each fragment needs a step of its own; "
+                f"use fragments={self.every} or fewer"
+            )
+        if self.delay > self.every // self.fragments:
+            raise ConfigError(
+                f"LocalSteps(every={self.every}, fragments={self.fragments}, delay={self.delay}): a sync must be "
+                f"applied before the next fragment's begins; use a delay up to {self.every // self.fragments}"
+            )
+
+    @staticmethod
+    def of(every: int, fragments: int, delay: int | None) -> Turns:
+        """`delay` None: a whole turn, so that all of the network's time is hidden; 0 where every step has a sync."""
+        if delay is None:
+            is_plain = whole(every, 0) > 1 and whole(fragments, 0) > 0
+            delay = every // fragments if is_plain else 0
+        return Turns(every, fragments, delay)
+
+    def begins(self, steps: int) -> bool:
+        """Whether a turn begins after the local step that makes their number `steps`."""
+        return steps * self.fragments // self.every > (steps - 1) * self.fragments // self.every
+
+    def fragment(self, turn: int) -> int:
+        """The fragment of a turn. All ranks count turns, never local steps: a GradScaler may skip steps of one rank."""
+        return turn % self.fragments
+
+
+def least_every(sites: int, values: int, value_bytes: float, rate: float, step_s: float) -> int:
+    """The least number of local steps that hides a sync of all values: H* = ceil(2 (S - 1) / S * N * b / (r * t)).
+
+    `values` N in `value_bytes` b bytes each, averaged over `sites` S sites, pass this site's link of `rate` r bytes per
+    second; a step takes `step_s` t seconds. Latency is left out: it does not grow with the values.
+    """
+    if sites < 2 or not values:
+        return 0
+    return math.ceil(2 * (sites - 1) / sites * values * value_bytes / (rate * step_s))

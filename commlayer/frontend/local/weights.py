@@ -1,0 +1,133 @@
+"""`Weights`: the tensors of a model that the sites share, and those that must stay as they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from ...errors import ConfigError
+from ...scheduler.deferred import is_in_parts
+from ..gradients.fsdp import sharded_modules
+from .fragment import digest_of
+
+_is_dense = torch.ops.aten.is_non_overlapping_and_dense.default
+
+BUFFERS = (None, "average", "own")
+"""The values of `LocalSteps(buffers=...)`."""
+
+
+class Weights:
+    """Parameters that the optimizer changes, and buffers. All others are watched: a change of them is an error, since
+    the sites would no longer have the same model.
+
+    Raises ConfigError for models and optimizers that local steps cannot serve.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer, buffers: str | None) -> None:
+        self.net = model.module if isinstance(model, DistributedDataParallel) else model
+        self._who = f"LocalSteps({type(self.net).__name__})"
+        self._check_kind(model, optimizer)
+        self._optimizer = optimizer
+        owned = {each for group in optimizer.param_groups for each in group["params"]}
+        named = dict(self.net.named_parameters())  # tied parameters once
+        self._check_owned(owned, set(named.values()))
+        self.parameters = {name: each for name, each in named.items() if each in owned and each.requires_grad}
+        """By name, in the model's order."""
+        for name, each in self.parameters.items():
+            self._check_parameter(name, each)
+        floats = {name: each for name, each in self.net.named_buffers() if each.is_floating_point()}
+        if buffers is None:
+            self._check_buffers()
+        self.buffers = floats if buffers == "average" else {}
+        """Floating-point buffers that the sites average, by name."""
+        fixed = {name: each for name, each in named.items() if name not in self.parameters}
+        self._fixed = fixed | (floats if buffers is None else {})
+        self._versions = {name: each._version for name, each in self._fixed.items()}
+        self._owned = len(owned)
+
+    def _check_kind(self, model: nn.Module, optimizer: Optimizer) -> None:
+        # By name: to import the classes takes a second.
+        kinds = {base.__name__ for each in model.modules() for base in type(each).__mro__}
+        refused = (
+            ("FullyShardedDataParallel" in kinds, "FullyShardedDataParallel (FSDP1)"),
+            (bool(sharded_modules(model)), "fully_shard (FSDP2)"),
+            (any(type(each.data).__name__ == "DTensor" for each in model.parameters()), "parameters that are DTensors"),
+            ("DataParallel" in kinds, "DataParallel"),
+            ("ScriptModule" in kinds, "TorchScript"),
+        )
+        for is_so, kind in refused:
+            if is_so:
+                raise ConfigError(
+                    f"{self._who}: {kind}: local steps take plain modules and DistributedDataParallel so far; use one "
+                    f"of these"
+                )
+        if is_in_parts(optimizer) or hasattr(optimizer, "_optim_dict"):
+            raise ConfigError(f"{self._who}: {type(optimizer).__name__} makes its steps in parts; use a plain one")
+
+    def _check_owned(self, owned: set[Tensor], own: set[Tensor]) -> None:
+        if not owned & own:
+            raise ConfigError(f"{self._who}: the optimizer has no parameter of the model; give it model.parameters()")
+        if others := owned - own:
+            raise ConfigError(
+                f"{self._who}: the optimizer has {len(others)} parameters of other modules, which the sites would not "
+                f"share; put all of them into one module"
+            )
+
+    def _check_parameter(self, name: str, parameter: Tensor) -> None:
+        kind = parameter.dtype
+        if kind != torch.float32:
+            raise ConfigError(
+                f"{self._who}: the parameter {name!r} is {kind}: corrections of the sites are far below its precision, "
+                f"and would be lost; keep weights in float32, with torch.autocast for the computation"
+            )
+        if parameter.layout != torch.strided or not _is_dense(parameter):
+            raise ConfigError(f"{self._who}: the parameter {name!r} is not dense in memory; call contiguous() on it")
+
+    def _check_buffers(self) -> None:
+        for name, module in self.net.named_modules():
+            if isinstance(module, _NormBase) and module.running_mean is not None:
+                raise ConfigError(
+                    f"{self._who}: {type(module).__name__} {name!r} changes its buffers running_mean and running_var: "
+                    f"choose LocalSteps(buffers='average'), or buffers='own' for each rank's own"
+                )
+
+    def check_unchanged(self, who: str) -> None:
+        """Raises ConfigError if something has changed that the sites do not share. `who`: this rank."""
+        for name, each in self._fixed.items():
+            if each._version != self._versions[name]:
+                raise ConfigError(
+                    f"{who}: {self._who}: {name!r} has changed, which the sites do not share: its optimizer is another "
+                    f"one, or it was frozen at the start, or it is a buffer (LocalSteps(buffers='average') or 'own')"
+                )
+        if sum(len(group["params"]) for group in self._optimizer.param_groups) != self._owned:
+            raise ConfigError(f"{who}: {self._who}: the optimizer has other parameters; make a new LocalSteps then")
+        for name, each in self.parameters.items():
+            if not each.requires_grad:
+                raise ConfigError(f"{who}: {self._who}: {name!r} was frozen; make a new LocalSteps after such a change")
+
+    def flat_buffers(self) -> Tensor:
+        """The buffers that the sites average, one after the other, float32 on the CPU."""
+        parts = [each.detach().float().cpu().flatten() for each in self.buffers.values()]
+        return torch.cat(parts) if parts else torch.zeros(0)
+
+    def put_buffers(self, values: Tensor) -> None:
+        """Replaces the buffers by these, which are like `flat_buffers`."""
+        parts = values.split([each.numel() for each in self.buffers.values()])
+        with torch.no_grad():
+            for buffer, part in zip(self.buffers.values(), parts, strict=True):
+                buffer.copy_(part.view(buffer.shape))
+
+    def shapes(self) -> dict[str, Any]:
+        """What must be alike on all ranks, by name."""
+        shared = {**self.parameters, **self.buffers}
+        return {name: [list(each.shape), list(each.stride()), str(each.dtype)] for name, each in shared.items()}
+
+    def digests(self) -> dict[str, int]:
+        """A checksum of every tensor that must be equal on all ranks at the start."""
+        shared = {**self.parameters, **self.buffers, **self._fixed}
+        return {name: digest_of(each) for name, each in shared.items()}

@@ -1,0 +1,239 @@
+"""`LocalSteps`: sites of one rank, and of several; steps are counted once, shared weights are equal bit by bit."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import commlayer
+from commlayer.compress.codec import codec_of
+from commlayer.frontend.group.backend import CommProcessGroup
+from commlayer.frontend.local.fragment import Part
+from commlayer.frontend.local.local_steps import CODECS
+from commlayer.frontend.local.sync import Head, Sync
+from tests import ranks
+
+SIZE = 3
+SHAPES = ((150, 400), (100,), (33, 501))
+ERRORS = {"none": 1e-5, "bf16": 2e-2, "int8": 3e-2, "int4-int8": 5e-2}
+"""The largest relative errors of the sum of all steps."""
+
+
+class Given(nn.Module):
+    """A model whose gradients are given."""
+
+    def __init__(self, seed: int = 5) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        self.weights = nn.ParameterList(nn.Parameter(torch.randn(shape, generator=generator)) for shape in SHAPES)
+
+    def values(self) -> Tensor:
+        return torch.cat([each.detach().flatten() for each in self.weights])
+
+    def step(self, optimizer: torch.optim.Optimizer, rank: int, step: int) -> Tensor:
+        """A step of the optimizer; returns the gradient."""
+        generator = torch.Generator().manual_seed(1000 * rank + step)
+        for each in self.weights:
+            each.grad = torch.randn(each.shape, generator=generator)
+        optimizer.step()
+        return torch.cat([each.grad.flatten() for each in self.weights if each.grad is not None])
+
+
+def equal_on_all(values: Tensor, group: dist.ProcessGroup | None = None) -> bool:
+    every = [torch.empty_like(values) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(every, values, group=group)
+    return all(torch.equal(each, values) for each in every)
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A training with local steps."""
+
+    every: int
+    fragments: int
+    delay: int
+    codec: str
+    outer: tuple[float, float] | None
+    weights: tuple[int, ...] | None
+    """Samples per step of each rank."""
+    skipped: frozenset[tuple[int, int]]
+    """(rank, step) of the steps that a GradScaler skips."""
+    evaluated: frozenset[int]
+    steps: int
+
+
+@st.composite
+def programs(draw: Any) -> Program:
+    fragments = draw(st.integers(1, 3))
+    every = draw(st.integers(fragments, 9))
+    weights = draw(st.none() | st.tuples(*[st.integers(0, 4)] * SIZE).filter(any))
+    places = st.tuples(st.integers(0, SIZE - 1), st.integers(0, 19))
+    return Program(
+        every,
+        fragments,
+        draw(st.integers(0, every // fragments)),
+        draw(st.sampled_from(CODECS)),
+        draw(st.sampled_from([None, (1.0, 0.0), (0.7, 0.6)])),
+        weights,
+        frozenset() if weights else draw(st.frozensets(places, max_size=8)),
+        draw(st.frozensets(st.integers(0, 19), max_size=3)),
+        draw(st.integers(0, 20)),
+    )
+
+
+def check(rank: int, drawn: Program) -> None:
+    model = Given()
+    start, made = model.values(), torch.zeros_like(model.values())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    samples = None if drawn.weights is None else lambda: drawn.weights[rank]  # type: ignore[index]
+    local = commlayer.LocalSteps(
+        model, optimizer, drawn.every, drawn.fragments, drawn.outer, drawn.codec, samples, delay=drawn.delay
+    )
+    with local:
+        for step in range(drawn.steps):
+            if (rank, step) not in drawn.skipped:
+                made -= 0.1 * model.step(optimizer, rank, step)
+            if step in drawn.evaluated:
+                own = model.values()
+                with local.averaged():
+                    pass
+                assert torch.equal(own, model.values())
+    assert equal_on_all(model.values())
+    if drawn.outer == (1.0, 0.0) and drawn.steps:  # then no step may be lost, and none counted twice
+        share = 1 / SIZE if drawn.weights is None else drawn.weights[rank] / sum(drawn.weights)
+        expected = made.double() * share
+        dist.all_reduce(expected)
+        error = (model.values() - start - expected).norm() / expected.norm()
+        assert float(error) < ERRORS[drawn.codec], drawn
+
+
+@pytest.mark.parametrize("wire", [ranks.NETWORK, {}], ids=["udp", "shm"])
+@ranks.on(SIZE, ranks.run_job, environ="wire")
+def test_drawn_programs(rank: int, size: int) -> None:
+    @settings(
+        max_examples=40, derandomize=True, database=None, deadline=None, phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
+    @given(programs())
+    def run(drawn: Program) -> None:
+        check(rank, drawn)
+
+    run()
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@ranks.on(SIZE, ranks.run_job, environ=ranks.NETWORK)
+def test_each_codec(rank: int, size: int, codec: str) -> None:
+    check(rank, Program(6, 2, 3, codec, (1.0, 0.0), None, frozenset({(1, 3), (1, 9)}), frozenset({4}), 17))
+    check(rank, Program(6, 2, 3, codec, (1.0, 0.0), (1, 0, 7), frozenset(), frozenset(), 17))
+
+
+def sync_of(group: CommProcessGroup, difference: Tensor, codec: str, weight: float | None) -> Any:
+    pair = codec_of(codec).pair
+    head = Head(0, 1, True, False, 1, weight or 1.0)
+    parts = [Part(0, len(difference), False)]
+    sync = Sync(group, head, difference, parts, pair, pair, torch.zeros(0), weight is not None)
+    sync.start()
+    return sync.finish()
+
+
+@ranks.on(SIZE, ranks.run_job, environ=ranks.NETWORK)
+def test_counted_is_what_the_owners_have_added(rank: int, size: int) -> None:
+    group: Any = dist.group.WORLD
+    difference = torch.randn(90_000, generator=torch.Generator().manual_seed(rank))
+    outcome = sync_of(group, difference, "bf16", None)
+    rounded = difference.bfloat16().float()
+    is_own = outcome.counted == difference  # its own shard, which is not rounded
+    assert torch.equal(outcome.counted[~is_own], rounded[~is_own])
+    assert 0.3 < float((difference != rounded)[is_own].float().sum()) / float((difference != rounded).sum()) < 0.37
+    for codec, weight in (("int4-int8", None), ("int4-int8", 3.0 + rank), ("int8", None)):
+        outcome = sync_of(group, difference, codec, weight)
+        counted, exact = outcome.counted * (weight or 1), difference * (weight or 1)
+        for each in (counted, exact):
+            dist.all_reduce(each)
+        total = SIZE if weight is None else sum(3.0 + each for each in range(size))
+        of_sum = float((outcome.average - counted / total).norm())  # the error of the sum alone, in 8 bits
+        of_all = float((outcome.average - exact / total).norm())
+        assert of_sum < 0.01 * float(outcome.average.norm())
+        if codec == "int4-int8":
+            assert of_sum < of_all / 5
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.layers = nn.Sequential(nn.Linear(40, 300), nn.Tanh(), nn.Linear(300, 7))
+
+    def forward(self, values: Tensor) -> Tensor:
+        return self.layers(values)  # type: ignore[no-any-return]
+
+
+def loss_of(model: nn.Module, rank: int, step: int) -> Tensor:
+    values = torch.randn(8, 40, generator=torch.Generator().manual_seed(100 * step + rank))
+    return (model(values) - values[:, :7]).square().mean()  # type: ignore[no-any-return]
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, rank: int, steps: Sequence[int]) -> None:
+    for step in steps:
+        optimizer.zero_grad()
+        loss_of(model, rank, step).backward()
+        optimizer.step()
+
+
+@ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
+def test_averaging_after_each_step_of_sgd_is_ddp(rank: int, size: int) -> None:
+    model, other = Net(), DistributedDataParallel(Net())
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (model, other)]
+    with commlayer.LocalSteps(model, optimizers[0], 1, 1, (1, 0), "none"):
+        train(model, optimizers[0], rank, range(20))
+    train(other, optimizers[1], rank, range(20))
+    for ours, theirs in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("codec", ["none", "int4-int8"])
+@ranks.on(4, ranks.run_job, environ=ranks.NETWORK)
+def test_sites_of_two_ranks_train_with_ddp(rank: int, size: int, codec: str) -> None:
+    """Ranks of a site have the same weights at each step; the result is that of sites of one rank with both batches."""
+    sites = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    peers = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+    site, between = sites[rank // 2], peers[rank % 2]
+    model = DistributedDataParallel(Net(), process_group=site)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with commlayer.LocalSteps(model, optimizer, 4, 2, (1, 0), codec, group=between) as local:
+        for step in range(10):
+            train(model, optimizer, rank, [step])
+            assert equal_on_all(torch.cat([each.detach().flatten() for each in model.parameters()]), site)
+        with local.averaged():
+            assert equal_on_all(torch.cat([each.detach().flatten() for each in model.parameters()]))
+    ours = torch.cat([each.detach().flatten() for each in model.parameters()])
+    assert equal_on_all(ours)
+    if codec == "none":
+        alone = Net()
+        optimizer = torch.optim.SGD(alone.parameters(), lr=0.1)
+        with commlayer.LocalSteps(alone, optimizer, 4, 2, (1, 0), codec, group=between):
+            for step in range(10):
+                optimizer.zero_grad()
+                for each in (rank // 2 * 2, rank // 2 * 2 + 1):
+                    (loss_of(alone, each, step) / 2).backward()
+                optimizer.step()
+        theirs = torch.cat([each.detach().flatten() for each in alone.parameters()])
+        assert torch.allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+@contextlib.contextmanager
+def raises_on_all(kind: type[Exception], text: str, group: Any = None) -> Any:
+    with pytest.raises(kind, match=text):
+        yield
+    dist.barrier(group)  # the job goes on

@@ -1,0 +1,54 @@
+"""The schedule of fragments, and the arithmetic of the least number of local steps."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from commlayer.errors import ConfigError
+from commlayer.frontend.local.turns import Turns, least_every
+
+
+@given(st.integers(1, 60), st.integers(1, 60), st.integers(0, 60))
+def test_every_fragment_has_one_turn_in_every_steps_and_turns_do_not_overlap(
+    every: int, fragments: int, delay: int
+) -> None:
+    if every < fragments or delay > every // fragments:
+        with pytest.raises(ConfigError):
+            Turns(every, fragments, delay)
+        return
+    turns = Turns(every, fragments, delay)
+    begun = [step for step in range(1, 3 * every + 1) if turns.begins(step)]
+    assert len(begun) == 3 * fragments
+    assert all(later - earlier >= max(delay, 1) for earlier, later in itertools.pairwise(begun))
+    for turn, step in enumerate(begun[fragments:]):
+        assert step - begun[turn] == every
+        assert turns.fragment(turn) == turns.fragment(turn + fragments)
+
+
+def test_a_sync_takes_a_whole_turn_unless_every_step_has_one() -> None:
+    assert Turns.of(12, 4, None) == Turns(12, 4, 3)
+    assert Turns.of(10, 1, None) == Turns(10, 1, 10)
+    assert Turns.of(1, 1, None) == Turns(1, 1, 0)
+    assert Turns.of(12, 4, 1) == Turns(12, 4, 1)
+
+
+@pytest.mark.parametrize("given", [(0, 1, 0), (1.5, 1, 0), (True, 1, 0), (4, 0, None), (4, 2, -1), (None, 1, None)])
+def test_values_out_of_range_are_refused(given: tuple[int, int, int | None]) -> None:
+    with pytest.raises(ConfigError, match="LocalSteps"):
+        Turns.of(*given)
+
+
+def test_fewer_steps_than_fragments_are_refused_with_the_remedy() -> None:
+    with pytest.raises(ConfigError, match=r"every=3, fragments=4.*use fragments=3 or fewer"):
+        Turns.of(3, 4, None)
+
+
+def test_least_every_is_the_time_of_a_sync_in_steps() -> None:
+    # 4 sites, 1e6 values of 2 bytes: 3 MB per site and sync; at 2.5 MB/s 1.2 s, which 12 steps of 100 ms hide.
+    assert least_every(4, 1_000_000, 2, 2.5e6, 0.1) == 12
+    assert least_every(4, 1_000_000, 2, 2.5e6, 0.1001) == 12
+    assert least_every(4, 1_000_000, 2, 2.5e6, 0.0999) == 13
+    assert least_every(4, 1_000_000, 2, 1e9, 0.1) == 1
+    assert least_every(1, 1_000_000, 2, 1e3, 0.1) == 0
