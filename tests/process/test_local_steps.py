@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
@@ -230,10 +229,3 @@ def test_sites_of_two_ranks_train_with_ddp(rank: int, size: int, codec: str) -> 
                 optimizer.step()
         theirs = torch.cat([each.detach().flatten() for each in alone.parameters()])
         assert torch.allclose(ours, theirs, rtol=1e-4, atol=1e-5)
-
-
-@contextlib.contextmanager
-def raises_on_all(kind: type[Exception], text: str, group: Any = None) -> Any:
-    with pytest.raises(kind, match=text):
-        yield
-    dist.barrier(group)  # the job goes on
