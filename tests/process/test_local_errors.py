@@ -109,7 +109,8 @@ def test_models_that_are_refused(rank: int, size: int) -> None:
         with pytest.raises(commlayer.ConfigError, match=text), commlayer.LocalSteps(model, optimizer, 4):
             pass
     usual: dict[str, Any] = {"model": model, "optimizer": sgd(model), "every": 4}
-    for wrong in ({"model": 3}, {"optimizer": None}, {"group": "WORLD"}, {"fine": []}):
+    cases: list[dict[str, Any]] = [{"model": 3}, {"optimizer": None}, {"group": "WORLD"}, {"fine": []}]
+    for wrong in cases:
         with pytest.raises(commlayer.ConfigError, match=f"LocalSteps\\({next(iter(wrong))}="):
             commlayer.LocalSteps(**usual | wrong)
 

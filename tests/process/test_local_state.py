@@ -55,7 +55,7 @@ def test_a_restored_training_has_the_bits_of_one_that_went_on(rank: int, size: i
         local = begin(model, optimizer, codec)
         for each, state in zip((model, optimizer, local), saved[step], strict=True):
             each.load_state_dict(state)
-        in_flight += saved[step][2]["sync"] is not None
+        in_flight += saved[step][2]["rounds"]["sync"] is not None
         with local:
             assert (local.steps, local.syncs) == (step, step // 3)
             train(model, optimizer, rank, range(step, STEPS))
@@ -72,7 +72,7 @@ def test_a_rank_that_has_skipped_a_step_is_one_sync_behind_after_a_restore(rank:
         with local:
             train(model, optimizer, rank, range(2 if rank else 3))  # rank 0 has begun a sync, and rank 1 has not
             state = copied((model.state_dict(), optimizer.state_dict(), local.state_dict()))
-            assert (state[2]["sync"] is None) == bool(rank)
+            assert (state[2]["rounds"]["sync"] is None) == bool(rank)
             if not restored:
                 train(model, optimizer, rank, range(3, 12))
         if restored:

@@ -44,7 +44,7 @@ MAY_IMPORT = {
         *("frontend.work", "frontend.device", "frontend.group"),
     },
     "frontend.local": {
-        *("errors", "kind", "config", "scheduler", "compress"),
+        *("errors", "kind", "config", "plans", "scheduler", "compress"),
         *("frontend.work", "frontend.group", "frontend.gradients"),
     },
     "frontend.overlap": {

@@ -24,18 +24,23 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from ...compress.codec import codec_of
 from ...compress.fine import Fine
 from ...config import Config, number, policy_of_groups
 from ...errors import ConfigError
+from ...kind import whole
+from ...plans.codec import VALUE_BYTES
+from ..gradients.candidates import bytes_per_value
 from ..gradients.disabled import refuse
 from ..group.backend import CommProcessGroup
 from ..group.options import NAME, Options
 from ..work.dynamo import untraced
+from .exact import ExactSteps, Measured
 from .meeting import Introduction, meet
 from .outer import Outer
 from .rounds import FIELDS, Form, Rounds
 from .site import Site
-from .turns import Turns
+from .turns import EVERY_MAX, Turns
 from .weights import BUFFERS, Weights
 
 CODECS = ("none", "bf16", "int8", "int4-int8")
@@ -66,6 +71,10 @@ class LocalSteps:
     `optimizer` changes its weights, which are float32. `group` has the ranks of the same number in all sites; None, for
     a plain module: WORLD. The engine sends; the job may have any backend.
 
+    `every="auto"` measures the link and the step in a few exact steps, in which gradients are averaged, and takes the
+    least H that hides the network, with H fragments at most; where that is 1, all steps stay exact. `exact_steps` is
+    the number of exact steps at the start of a training.
+
     `fragments` parts of the model are sent in turn, each every `every` steps, by a codec of `CODECS`. A sync is applied
     `delay` steps after its start; None: after `every // fragments`, when the next fragment's turn comes. `outer` is
     (learning rate, momentum) of the optimizer of the shared weights, SGD with Nesterov momentum; None: by `every` and
@@ -86,7 +95,7 @@ class LocalSteps:
         self,
         model: nn.Module,
         optimizer: Optimizer,
-        every: int,
+        every: int | str = "auto",
         fragments: int = 4,
         outer: tuple[float, float] | None = None,
         codec: str = "int4-int8",
@@ -94,6 +103,7 @@ class LocalSteps:
         group: dist.ProcessGroup | None = None,
         *,
         delay: int | None = None,
+        exact_steps: int = 0,
         buffers: str | None = None,
         fine: Fine | None = None,
     ) -> None:
@@ -107,11 +117,14 @@ class LocalSteps:
                 raise ConfigError(f"LocalSteps({name}={given!r}): give a {kind.__name__}{', or None' * may_lack}")
         self._model, self._optimizer = model, optimizer
         self._every, self._fragments, self._delay, self._outer = every, fragments, delay, outer
+        self._exact_steps = exact_steps
         self._codec, self._samples, self._buffers = codec, samples, buffers
         self._given_group, self._fine = group, fine or Fine()
         self._restored: dict[str, Any] | None = None
         self._group: CommProcessGroup | None = None
-        self._rounds: Rounds | None = None
+        self._exact: ExactSteps | None = None
+        self._rounds: Rounds | None = None  # None in exact steps
+        self._measured: Measured | None = None
         self._hooks: list[RemovableHandle] = []
         self._is_averaged = False
 
@@ -120,7 +133,7 @@ class LocalSteps:
     def __enter__(self) -> LocalSteps:
         if Config.is_disabled():
             refuse("LocalSteps", "the sites would never exchange their weights")
-        if self._rounds is not None or self._group is not None:
+        if self._exact is not None or self._group is not None:
             raise ConfigError("LocalSteps: its `with` has begun before; make a LocalSteps for each `with`")
         given = self._given_group or dist.distributed_c10d._get_default_group()
         # A group of its own: ranks may skip steps, so syncs keep no order with other operations of the job.
@@ -144,26 +157,23 @@ class LocalSteps:
     def _begin(self, group: CommProcessGroup) -> None:
         own = Introduction()
         try:
-            self._rounds = rounds = self._prepare(group, own)
-            if self._restored is not None:
-                rounds.restore(self._restored)
-                own.digests = rounds.digests()
-            own.settings["syncs"] = self.syncs - bool(self._flying())
+            self._prepare(group, own)
         except ConfigError as error:
             own.fault = str(error)
         meet(group, own, REMEDIES)
-        if flying := self._flying():
-            rounds.resume(flying)
+        if self._rounds is not None and (flying := self._flying()):
+            self._rounds.resume(flying)
         self._hooks = [
             self._optimizer.register_step_pre_hook(self._before_step),
             self._optimizer.register_step_post_hook(self._after_step),
             self._model.register_load_state_dict_pre_hook(self._refuse_load),
         ]
 
-    def _prepare(self, group: CommProcessGroup, own: Introduction) -> Rounds:
-        """Checks the arguments, and tells them in `own`."""
-        turns = Turns.of(self._every, self._fragments, self._delay)
-        outer = Outer.default(turns) if self._outer is None else Outer.of(self._outer)
+    def _prepare(self, group: CommProcessGroup, own: Introduction) -> None:
+        """Checks the arguments, takes over the restored state, and tells both in `own`."""
+        restored = self._restored
+        turns = self._turns_of(restored)
+        outer = None if self._outer is None else Outer.of(self._outer)
         if self._codec not in CODECS:
             raise ConfigError(
                 f"LocalSteps(codec={self._codec!r}): use one of {', '.join(CODECS)}: the errors of others are too "
@@ -173,11 +183,23 @@ class LocalSteps:
             raise ConfigError(f"LocalSteps(buffers={self._buffers!r}): use one of {', '.join(map(repr, BUFFERS))}")
         if self._samples is not None and not callable(self._samples):
             raise ConfigError(f"LocalSteps(samples={self._samples!r}): give a function that returns a count, or None")
+        if whole(self._exact_steps, -1) < 0:
+            raise ConfigError(f"LocalSteps(exact_steps={self._exact_steps!r}): use a whole number, 0 or more (steps)")
         self._weights = Weights(self._model, self._optimizer, self._buffers)
         self._site = Site(self._site_group(group))
+        self._exact = ExactSteps(group, self._weights, self._site)
+        own.digests = self._weights.digests()
+        if restored is not None:
+            self._exact.steps = restored["exact"]
+        if turns is not None and (not self._exact_steps if restored is None else restored["rounds"] is not None):
+            self._rounds = self._rounds_of(group, turns)
+        if self._rounds is not None and restored is not None:
+            self._rounds.restore(restored["rounds"])
+            own.digests = self._rounds.digests()
         own.settings = {
-            **dataclasses.asdict(turns),
-            "outer": tuple(outer),
+            **({"every": self._every} if turns is None else dataclasses.asdict(turns)),
+            "exact_steps": self._exact_steps,
+            "outer": outer,
             "codec": self._codec,
             "buffers": self._buffers,
             "samples": self._samples is not None,
@@ -185,9 +207,22 @@ class LocalSteps:
             "rank in its site": self._site.rank,
             "model": self._weights.shapes(),
             "fine": [name for name, each in self._weights.parameters.items() if each in self._fine],
-            "restored": self._restored is not None,
+            "restored": restored is not None,
+            "exact steps so far": self._exact.steps,
+            "syncs": None if self._rounds is None else self._rounds.syncs - bool(self._flying()),
         }
-        own.digests = self._weights.digests()
+
+    def _turns_of(self, restored: Mapping[str, Any] | None) -> Turns | None:
+        """The schedule that is given, or that a restored training had found; None: it is to be found."""
+        if self._every != "auto":
+            return Turns.of(self._every, self._fragments, self._delay)  # type: ignore[arg-type]  # it checks them
+        if self._delay is not None:
+            raise ConfigError(f"LocalSteps(every='auto', delay={self._delay!r}): leave delay out, or give every")
+        Turns.of(EVERY_MAX, self._fragments, None)
+        return None if restored is None or restored["turns"] is None else Turns(*restored["turns"])
+
+    def _rounds_of(self, group: CommProcessGroup, turns: Turns) -> Rounds:
+        outer = Outer.default(turns) if self._outer is None else Outer.of(self._outer)
         form = Form(self._codec, self._fine, self._samples is not None)
         return Rounds(group, self._weights, self._site, turns, outer, form)
 
@@ -208,11 +243,11 @@ class LocalSteps:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        rounds, group = self._begun()
+        exact, group = self._begun()
         try:
             if error is None:
-                self._before_step()
-                rounds.leave()
+                self._check_own()
+                (self._rounds or exact).leave()
         except BaseException as late:
             error = late
             raise
@@ -221,10 +256,10 @@ class LocalSteps:
                 group.abort()  # the others would wait for this rank's next sync
             self._end()
 
-    def _begun(self) -> tuple[Rounds, CommProcessGroup]:
-        if self._rounds is None or self._group is None:
+    def _begun(self) -> tuple[ExactSteps, CommProcessGroup]:
+        if self._exact is None or self._group is None:
             raise ConfigError("LocalSteps: this works within `with LocalSteps(...) as local:`")
-        return self._rounds, self._group
+        return self._exact, self._group
 
     def _end(self) -> None:
         """Lets go of the model and of the group."""
@@ -238,27 +273,65 @@ class LocalSteps:
 
     # ---- steps ------------------------------------------------------------------------------------------------------
 
-    def _before_step(self, *_: Any) -> None:
+    def _check_own(self) -> None:
         if self._is_averaged:
             raise ConfigError("LocalSteps: a step within `averaged()` would change the shared weights; end it first")
 
+    def _before_step(self, _: Optimizer, given: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+        self._check_own()
+        if self._rounds is None:
+            if len(given) > 1 or named.get("closure") is not None:  # the first is the optimizer
+                raise ConfigError(
+                    "LocalSteps: exact steps with a closure would not average its gradients; leave it out"
+                )
+            self._begun()[0].average(self._count())
+
     def _after_step(self, *_: Any) -> None:
-        rounds, _group = self._begun()
-        count = 1.0
-        if self._samples is not None:
-            device = next(iter(self._weights.parameters.values())).device
-            count = self._site.total(_count(self._samples), device)
-        rounds.step(count)
+        if self._rounds is not None:
+            self._rounds.step(self._count())
+            return
+        exact, group = self._begun()
+        exact.stepped()
+        is_auto = self._every == "auto"
+        is_due = exact.can_tell and self._measured is None if is_auto else True
+        if is_due and exact.steps >= self._exact_steps:
+            self._begin_rounds(exact, group, is_auto=is_auto)
+
+    def _begin_rounds(self, exact: ExactSteps, group: CommProcessGroup, *, is_auto: bool) -> None:
+        """The last exact step was made: local steps begin, if they are worth it. All ranks come to the same result."""
+        turns: Turns | None
+        if is_auto:
+            pair = codec_of(self._codec).pair
+            self._measured = exact.measured(VALUE_BYTES if pair is None else bytes_per_value(pair) / 2)
+            every = min(self._measured.every, EVERY_MAX)
+            turns = Turns.of(every, min(self._fragments, every), None) if every > 1 else None
+        else:
+            turns = self._turns_of(None)
+        if turns is not None:
+            rounds = self._rounds_of(group, turns)
+            rounds.adopt()
+            self._rounds = rounds
+        if is_auto and dist.get_rank(group) == 0:
+            log.info("LocalSteps: %s", self.explain())
+
+    def _count(self) -> float:
+        """The samples of this site in a step; NaN if `samples` gives no count."""
+        if self._samples is None:
+            return 1.0
+        count = number(self._samples())
+        device = next(iter(self._weights.parameters.values())).device
+        return self._site.total(count if 0 <= count < math.inf else math.nan, device)
 
     @property
     def steps(self) -> int:
-        """Local steps of this rank, including those before a checkpoint."""
-        return self._rounds.steps if self._rounds is not None else 0
+        """Steps of this rank, exact ones and those before a checkpoint included."""
+        exact = 0 if self._exact is None else self._exact.steps
+        return exact + (0 if self._rounds is None else self._rounds.steps)
 
     @property
     def syncs(self) -> int:
         """Syncs that this rank has begun."""
-        return self._rounds.syncs if self._rounds is not None else 0
+        return 0 if self._rounds is None else self._rounds.syncs
 
     # ---- state ------------------------------------------------------------------------------------------------------
 
@@ -268,12 +341,12 @@ class LocalSteps:
 
         All ranks of a site enter it. Raises ConfigError outside of `with`, and for a step within.
         """
-        rounds, _ = self._begun()
+        self._begun()
         if self._is_averaged:
             raise ConfigError("LocalSteps: averaged() within averaged(); use one of them")
         self._is_averaged = True
         try:
-            with rounds.averaged():
+            with self._rounds.averaged() if self._rounds is not None else contextlib.nullcontext():
                 yield self._model
         finally:
             self._is_averaged = False
@@ -281,7 +354,13 @@ class LocalSteps:
     def state_dict(self) -> dict[str, Any]:
         """This rank's state, for a checkpoint beside that of the model and of the optimizer; waits for nothing. Each
         rank saves its own, within `with`. A sync in flight is saved, too, and sent again after a restore."""
-        return self._begun()[0].state_dict()
+        exact, _ = self._begun()
+        rounds = self._rounds
+        return {
+            "exact": exact.steps,
+            "turns": None if rounds is None else dataclasses.astuple(rounds.turns),
+            "rounds": None if rounds is None else rounds.state_dict(),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes over the value of `state_dict`, before `with` begins; restore model and optimizer, too.
@@ -291,13 +370,13 @@ class LocalSteps:
         """
         if self._group is not None:
             raise ConfigError("LocalSteps.load_state_dict: a sync may be in flight; call it before `with` begins")
-        if missing := set(FIELDS) - set(state):
+        if missing := {"exact", "turns", "rounds"} - set(state) or set(FIELDS) - set(state["rounds"] or FIELDS):
             raise ConfigError(f"LocalSteps.load_state_dict: not the state of a LocalSteps, it lacks {sorted(missing)}")
         self._restored = dict(state)
 
     def _flying(self) -> Mapping[str, Any] | None:
         """The sync that was in flight when the restored state was saved."""
-        return None if self._restored is None else self._restored["sync"]
+        return None if self._restored is None or self._restored["rounds"] is None else self._restored["rounds"]["sync"]
 
     def _refuse_load(self, *_: Any) -> None:
         raise ConfigError(
@@ -307,20 +386,22 @@ class LocalSteps:
 
     def explain(self) -> str:
         """How this training exchanges weights, in words."""
-        rounds, _ = self._begun()
-        turns, outer = rounds.turns, rounds.outer
+        exact, _ = self._begun()
+        lines = [] if self._measured is None else [str(self._measured)]
+        if self._rounds is None:
+            is_decided = self._measured is not None
+            lines.append(
+                f"{exact.steps} exact steps so far" + "; all stay exact: local steps would save no time" * is_decided
+            )
+            return "\n".join(lines)
+        rounds, turns, outer = self._rounds, self._rounds.turns, self._rounds.outer
         values = sum(each.size for each in rounds.fragments)
-        return (
+        lines.append(
             f"{values} values in {turns.fragments} fragments, each sent every {turns.every} steps in {self._codec} and "
             f"applied {turns.delay} steps later; outer SGD with learning rate {outer.lr:g} and Nesterov momentum "
-            f"{outer.momentum:g}; {rounds.steps} steps and {rounds.syncs} syncs so far"
+            f"{outer.momentum:g}; {exact.steps} exact steps, {rounds.steps} local steps and {rounds.syncs} syncs so far"
         )
-
-
-def _count(samples: Callable[[], float]) -> float:
-    """This rank's samples of a step; NaN if `samples` gives no count."""
-    count = number(samples())
-    return count if 0 <= count < math.inf else math.nan
+        return "\n".join(lines)
 
 
 @atexit.register

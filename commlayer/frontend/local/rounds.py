@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import BroadcastOptions
 
 from ...compress.codec import FINE, codec_of
 from ...compress.fine import Fine
@@ -50,6 +52,18 @@ class Rounds:
         self._weighed = [0.0] * turns.fragments  # samples that the last sync had, by fragment
         self._buffers = weights.flat_buffers()  # as all sites have them
         self._sync: Sync | None = None
+
+    def adopt(self) -> None:
+        """Takes the weights of the first site, where exact steps have left others on a site: CPUs of several types
+        round differently. All ranks call."""
+        told: list[Any] = [None] * self._group.size()
+        dist.all_gather_object(told, self.digests(), group=self._group)
+        if any(each != told[0] for each in told):
+            options = BroadcastOptions()
+            options.rootRank = 0
+            for fragment in self.fragments:
+                self._group.broadcast([fragment.shared], options).wait()
+        self._put_shared()
 
     def step(self, samples: float) -> None:
         """A local step was made, with so many samples of this site. Applies a sync that is due, then begins one."""

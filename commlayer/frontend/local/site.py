@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -38,8 +40,15 @@ class Site:
 
     def total(self, value: float, device: torch.device) -> float:
         """The sum of the ranks' values. All ranks call."""
+        return self._reduced([value], device, dist.ReduceOp.SUM)[0]
+
+    def largest(self, values: Sequence[float], device: torch.device) -> list[float]:
+        """The largest of the ranks' values, one by one. All ranks call."""
+        return self._reduced(values, device, dist.ReduceOp.MAX)
+
+    def _reduced(self, values: Sequence[float], device: torch.device, op: dist.ReduceOp.RedOpType) -> list[float]:
         if self.group is None or self.size == 1:
-            return value
-        summed = torch.tensor([value], dtype=torch.float32 if device.type == "mps" else torch.float64, device=device)
-        dist.all_reduce(summed, group=self.group)
-        return float(summed)
+            return list(values)
+        reduced = torch.tensor(values, dtype=torch.float64, device=device)
+        dist.all_reduce(reduced, op, group=self.group)
+        return [float(each) for each in reduced.tolist()]

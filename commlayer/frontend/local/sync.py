@@ -126,10 +126,7 @@ class Sync:
                     f"share them: restore a checkpoint on all ranks, with a lower learning rate or a GradScaler"
                 )
             if math.isnan(head.samples):
-                raise ConfigError(
-                    f"{who}: LocalSteps(samples=...) of rank {rank} returned no count; return the number of this "
-                    f"rank's samples in a step, 0 or more, as len(batch)"
-                )
+                raise ConfigError(no_count(who, rank))
         for what, values in (("turns", [each.turn for each in heads]), ("digests", [each.digest for each in heads])):
             if odd := odd_ones(values):
                 found = ", ".join(f"{value:#x} on rank {rank}" for rank, value in zip(ranks, values, strict=True))
@@ -137,6 +134,14 @@ class Sync:
                     f"{who}: sync {self.head.turn}: the shared weights of rank {ranks[odd[0]]} are not those of the "
                     f"others ({what}: {found}); restore the same checkpoint on all ranks"
                 )
+
+
+def no_count(who: str, rank: int) -> str:
+    """The text of the error after `samples` of a rank gave no count. `who`: this rank."""
+    return (
+        f"{who}: LocalSteps(samples=...) of rank {rank} returned no count; return the number of this rank's samples in "
+        f"a step, 0 or more, as len(batch)"
+    )
 
 
 def _head(values: Sequence[float]) -> Head:

@@ -1,0 +1,166 @@
+"""`ExactSteps`: steps with the average gradient of all sites, before local steps begin, or instead of them."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import AllreduceOptions
+
+from ...errors import CommError, ConfigError
+from ..gradients.hook_group import largest_of
+from ..group.backend import CommProcessGroup
+from ..work.context import labelled
+from ..work.work import CommWork
+from .fragment import flat
+from .site import Site
+from .sync import no_count
+from .turns import least_every
+from .weights import Weights
+
+MEASURED = 6
+"""Exact steps before `every="auto"` decides. The first is not counted: it makes plans."""
+
+
+class Measured(NamedTuple):
+    """The measured terms of H*, see `least_every`."""
+
+    sites: int
+    values: int
+    """Those that a rank sends: its site's, or its shard of them."""
+    value_bytes: float
+    """Bytes of a value on one of its two ways, in the codec of local steps."""
+    rate: float
+    """Bytes per second that a rank sends, and receives as many, in an average."""
+    step_s: float
+    """Seconds of a step without the average."""
+
+    @property
+    def every(self) -> int:
+        """H*."""
+        return least_every(self.sites, self.values, self.value_bytes, self.rate, self.step_s)
+
+    def __str__(self) -> str:
+        return (
+            f"measured: {self.rate * 8e-6:.3g} Mbit/s, {self.step_s * 1e3:.3g} ms per step; {self.values} values in "
+            f"{self.value_bytes:.3g} bytes between {self.sites} sites: H* = {self.every}"
+        )
+
+
+class ExactSteps:
+    """Averages the gradients in front of each step of the optimizer, in float32, and waits for that."""
+
+    def __init__(self, group: CommProcessGroup, weights: Weights, site: Site) -> None:
+        self._group, self._weights, self._site = group, weights, site
+        self._parameters = list(weights.parameters.values())
+        self._size = sum(each.numel() for each in self._parameters)
+        self.steps = 0
+        """Exact steps of this rank, including those before a checkpoint."""
+        self._ended_s = 0.0  # the end of the last step
+        self._step_s: list[float] = []  # of steps without the average
+        self._sent_s: list[float] = []  # of averages
+
+    def average(self, samples: float) -> None:
+        """Replaces the gradients by the average of all sites, by their samples. Where no site has a gradient of a
+        parameter, it keeps None.
+
+        Raises ConfigError for sparse gradients, CommError if another rank makes no more steps, and the errors of
+        operations.
+        """
+        begin_s = time.perf_counter()
+        found = [each.grad for each in self._parameters]
+        if any(each is not None and each.layout != torch.strided for each in found):
+            raise ConfigError(f"{self._group.who}: LocalSteps: sparse gradients; use sparse=False")
+        gradients = torch.zeros(self._site.padded(self._size))
+        at = 0
+        for parameter, gradient in zip(self._parameters, found, strict=True):
+            if gradient is not None:
+                like = (
+                    gradient if gradient.stride() == parameter.stride() else torch.empty_like(parameter).copy_(gradient)
+                )
+                gradients[at : at + parameter.numel()].copy_(flat(like))
+            at += parameter.numel()
+        leaving, has, averaged = self._sum(gradients, samples, [each is not None for each in found], is_leaving=False)
+        self._check(leaving)
+        whole = self._site.gather(averaged, self._parameters[0].device)
+        at = 0
+        for parameter, has_one in zip(self._parameters, has, strict=True):
+            if has_one:
+                if parameter.grad is None or parameter.grad.stride() != parameter.stride():
+                    parameter.grad = torch.empty_like(parameter)
+                flat(parameter.grad).copy_(whole[at : at + parameter.numel()])
+            at += parameter.numel()
+        if self._ended_s and self.steps:
+            self._step_s.append(begin_s - self._ended_s)
+
+    def _sum(
+        self, gradients: Tensor, samples: float, has: Sequence[bool], *, is_leaving: bool
+    ) -> tuple[list[bool], list[bool], Tensor]:
+        """Which ranks are leaving, which parameters have a gradient anywhere, and this rank's shard of the average."""
+        size, me = self._group.size(), self._group.rank()
+        leaves = [float(is_leaving and each == me) for each in range(size)]
+        counts = [samples if each == me else 0.0 for each in range(size)]
+        told = torch.tensor([*counts, *leaves, *map(float, has)], dtype=torch.float64)
+        shard = self._site.shard(gradients).mul_(samples)
+        options = AllreduceOptions()  # sums
+        with labelled(f"exact step {self.steps}"):
+            words = self._group.allreduce([told], options)
+            work = self._group.allreduce([shard], options)
+        words.wait()
+        work.wait()
+        times = work.times() if isinstance(work, CommWork) else None
+        if times is not None:
+            self._sent_s.append(times.ended_s - times.submitted_s)
+        counts, flags = told[:size].tolist(), told[size:].bool().tolist()
+        for at, count in enumerate(counts):
+            if math.isnan(count):
+                raise ConfigError(no_count(self._group.who, dist.get_global_rank(self._group, at)))
+        return flags[:size], flags[size:], shard.div_(sum(counts) or 1.0)
+
+    def _check(self, leaving: Sequence[bool]) -> None:
+        if any(leaving) and not all(leaving):
+            ranks = [dist.get_global_rank(self._group, at) for at, each in enumerate(leaving) if each]
+            raise CommError(
+                f"{self._group.who}: rank {ranks[0]} has ended `with LocalSteps(...)`, and others make another exact "
+                f"step: make equally many on all ranks, or end the exact steps before (exact_steps=, every=)"
+            )
+
+    @property
+    def can_tell(self) -> bool:
+        """Whether enough steps were measured."""
+        return len(self._sent_s) >= MEASURED
+
+    def stepped(self) -> None:
+        """The optimizer has made its step."""
+        self.steps += 1
+        self._ended_s = time.perf_counter()
+
+    def leave(self) -> None:
+        """The training ends with exact steps: all ranks have the same weights, and average their buffers. Raises
+        CommError if other ranks go on."""
+        nothing = torch.zeros(self._site.padded(self._size))
+        self._check(self._sum(nothing, 0.0, [False] * len(self._parameters), is_leaving=True)[0])
+        buffers = self._weights.flat_buffers()
+        if len(buffers):
+            self._group.allreduce([buffers], op=dist.ReduceOp(dist.ReduceOp.AVG)).wait()
+            self._weights.put_buffers(buffers)
+
+    def measured(self, value_bytes: float) -> Measured:
+        """What these steps tell of the least number of local steps, the same on all ranks, all of which call.
+
+        The time of a step is that of the slowest rank. That of an average is that of the rank that came last, which has
+        waited for no other.
+        """
+        device = self._parameters[0].device
+        step_s, sent_s = statistics.median(self._step_s[1:]), statistics.median(self._sent_s[1:])
+        values = self._site.padded(self._size) // self._site.size
+        step_s, negative_s = largest_of(self._group, self._site.largest([step_s, -sent_s], device))
+        sites = self._group.size()
+        rate = 2 * (sites - 1) / sites * values * 4 / max(-negative_s, 1e-9)
+        return Measured(sites, values, value_bytes, rate, max(step_s, 1e-9))

@@ -1,0 +1,201 @@
+"""Exact steps of `LocalSteps`, and `every="auto"`, which measures and then decides on all ranks alike."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import commlayer
+from commlayer.frontend.local import exact
+from commlayer.frontend.local.exact import ExactSteps, Measured
+from tests import ranks
+from tests.process.test_local_state import copied, values
+from tests.process.test_local_steps import Net, equal_on_all, loss_of, train
+
+STEPS = 14
+
+
+def pretend(patch: pytest.MonkeyPatch, step_s: float, rate: float) -> None:
+    """Lets `auto` find this step and this rate of the link."""
+
+    def measured(self: ExactSteps, value_bytes: float) -> Measured:
+        found = original(self, value_bytes)
+        return found._replace(step_s=step_s, rate=rate)
+
+    original = ExactSteps.measured
+    patch.setattr(ExactSteps, "measured", measured)
+
+
+def adam(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=0.01)
+
+
+@pytest.mark.parametrize("samples", [False, True])
+@ranks.on(3, ranks.run_job, environ=ranks.NETWORK)
+def test_exact_steps_are_those_of_ddp(rank: int, size: int, samples: bool) -> None:
+    model, other = Net(), DistributedDataParallel(Net())
+    weights = (1.0, 3.0, 2.0)
+    count = (lambda: weights[rank]) if samples else None
+    state = commlayer.HookState(samples=count)
+    other.register_comm_hook(state, commlayer.allreduce_hook)
+    optimizers = adam(model), adam(other)
+    with commlayer.LocalSteps(model, optimizers[0], 4, 2, samples=count, exact_steps=100) as local:
+        train(model, optimizers[0], rank, range(STEPS))
+        assert (local.steps, local.syncs) == (STEPS, 0)
+        assert equal_on_all(values(model))
+        with local.averaged():
+            assert equal_on_all(values(model))
+    train(other, optimizers[1], rank, range(STEPS))
+    assert torch.allclose(values(model), values(other), rtol=1e-4, atol=1e-5)
+    assert equal_on_all(values(model))
+
+
+@ranks.on(3, ranks.run_job, environ=ranks.NETWORK)
+def test_unused_parameters_keep_no_gradient_where_no_rank_has_one(rank: int, size: int) -> None:
+    model: Any = Net()
+    model.unused, model.sometimes = nn.Linear(3, 3), nn.Linear(7, 7)
+    optimizer = adam(model)
+    with commlayer.LocalSteps(model, optimizer, 4, 2, exact_steps=100):
+        for step in range(4):
+            optimizer.zero_grad()
+            loss = loss_of(model, rank, step)
+            if rank == 1:
+                loss = loss + model.sometimes.weight.square().sum()
+            loss.backward()
+            optimizer.step()
+            assert model.unused.weight.grad is None
+            assert equal_on_all(model.sometimes.weight.grad)
+    assert equal_on_all(values(model))
+
+
+@ranks.on(3, ranks.run_job, environ=ranks.NETWORK)
+def test_local_steps_follow_exact_ones(rank: int, size: int) -> None:
+    model = Net()
+    optimizer = adam(model)
+    with commlayer.LocalSteps(model, optimizer, 4, 2, exact_steps=5) as local:
+        train(model, optimizer, rank, range(5))
+        assert equal_on_all(values(model))
+        if rank == 1:  # as a CPU that rounds differently
+            next(model.parameters()).detach()[0, 0] += 1e-6
+        train(model, optimizer, rank, range(5, 9))
+        assert not equal_on_all(values(model))
+        assert (local.steps, local.syncs) == (9, 2)
+        assert "5 exact steps, 4 local steps and 2 syncs so far" in local.explain()
+    assert equal_on_all(values(model))
+
+
+@ranks.on(4, ranks.run_job, environ=ranks.NETWORK)
+def test_exact_steps_of_sites_of_two_ranks(rank: int, size: int) -> None:
+    site = [dist.new_group([0, 1]), dist.new_group([2, 3])][rank // 2]
+    between = [dist.new_group([0, 2]), dist.new_group([1, 3])][rank % 2]
+    model, other = DistributedDataParallel(Net(), process_group=site), DistributedDataParallel(Net())
+    optimizers = adam(model), adam(other)
+    with commlayer.LocalSteps(model, optimizers[0], 4, 2, group=between, exact_steps=8):
+        train(model, optimizers[0], rank, range(7))
+        assert equal_on_all(values(model))
+        train(other, optimizers[1], rank, range(7))
+        assert torch.allclose(values(model), values(other), rtol=1e-4, atol=1e-5)
+        train(model, optimizers[0], rank, range(7, 15))
+    assert equal_on_all(values(model))
+
+
+def decide(rank: int, size: int, step_s: float, rate: float, restores: bool) -> tuple[str, int, str]:
+    with pytest.MonkeyPatch.context() as patch, ranks.job(rank, size):
+        pretend(patch, step_s, rate)
+        model = Net()
+        optimizer = adam(model)
+        with commlayer.LocalSteps(model, optimizer) as local:
+            train(model, optimizer, rank, range(exact.MEASURED))
+            explained = local.explain()
+            train(model, optimizer, rank, range(exact.MEASURED, 20))
+            saved = copied((model.state_dict(), optimizer.state_dict(), local.state_dict()))
+            syncs = local.syncs
+        if restores:
+            model = Net()
+            optimizer = adam(model)
+            local = commlayer.LocalSteps(model, optimizer)
+            model.load_state_dict(saved[0])
+            optimizer.load_state_dict(saved[1])
+            local.load_state_dict(saved[2])
+            with local:
+                assert (local.steps, local.syncs) == (20, syncs)
+                train(model, optimizer, rank, range(20, 26))
+        assert equal_on_all(values(model))
+        return explained, syncs, local._every if isinstance(local._every, str) else ""
+
+
+def test_auto_stays_exact_on_a_fast_link_and_says_so() -> None:
+    for explained, syncs, _ in ranks.run(decide, 3, 1.0, 1e9, False, environ=ranks.NETWORK):
+        assert "H* = 1" in explained
+        assert "all stay exact: local steps would save no time" in explained
+        assert syncs == 0
+
+
+@pytest.mark.parametrize(("every", "fragments"), [(2, 2), (9, 4)])
+def test_auto_takes_the_least_number_of_steps_that_hides_the_network(every: int, fragments: int) -> None:
+    # 14407 values of 0.77 bytes, 4/3 of them per sync: every - 0.5 steps.
+    size = sum(each.numel() for each in Net().parameters())
+    bytes_sent = 4 / 3 * size * (130 / 256 + 66 / 64) / 2
+    found = ranks.run(decide, 3, 0.01, bytes_sent / (0.01 * (every - 0.5)), True, environ=ranks.NETWORK)
+    assert len(set(found)) == 1  # all ranks agree
+    explained, syncs, _ = found[0]
+    assert f"H* = {every}" in explained
+    assert f"in {fragments} fragments, each sent every {every} steps" in explained
+    assert syncs == (20 - exact.MEASURED) * fragments // every
+
+
+def unequal(rank: int, size: int) -> str:
+    with ranks.job(rank, size):
+        model = Net()
+        optimizer = adam(model)
+        with pytest.raises(commlayer.CommError) as error, commlayer.LocalSteps(model, optimizer, exact_steps=100):
+            train(model, optimizer, rank, range(3 if rank else 4))
+        return str(error.value)
+
+
+def test_a_rank_that_leaves_exact_steps_early_is_named_on_all() -> None:
+    for text in ranks.run(unequal, 2, environ=ranks.NETWORK):
+        assert "rank 1 has ended `with LocalSteps(...)`, and others make another exact step" in text
+
+
+@ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
+def test_measured_times_are_those_of_all_ranks(rank: int, size: int) -> None:
+    model = Net()
+    optimizer = adam(model)
+    with commlayer.LocalSteps(model, optimizer, exact_steps=8) as local:
+        train(model, optimizer, rank, range(8))
+        assert local._measured is not None
+        told: list[Any] = [None] * size
+        dist.all_gather_object(told, local._measured)
+        assert told[0] == told[1]
+        assert told[0].step_s > 0
+        assert told[0].rate > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"delay": 2}, r"every='auto', delay=2\): leave delay out"),
+        ({"exact_steps": -1}, r"exact_steps=-1\): use a whole number"),
+        ({"every": "often"}, r"every='often'\): use a whole number"),
+        ({"fragments": 0}, r"fragments=0\): use a whole number"),
+    ],
+)
+@ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
+def test_arguments_out_of_range(rank: int, size: int, arguments: dict[str, Any], text: str) -> None:
+    model = Net()
+    with pytest.raises(commlayer.ConfigError, match=text), commlayer.LocalSteps(model, adam(model), **arguments):
+        pass
+
+
+@ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
+def test_no_count_of_samples_in_an_exact_step(rank: int, size: int) -> None:
+    model = Net()
+    local = commlayer.LocalSteps(model, adam(model), samples=lambda: -1 if rank else 3)
+    with pytest.raises(commlayer.ConfigError, match=r"of rank 1 returned no count"), local:
+        train(model, local._optimizer, rank, range(2))
