@@ -19,6 +19,7 @@ from ..group.backend import CommProcessGroup
 from ..work.context import labelled
 from ..work.work import CommWork
 from .fragment import flat
+from .meeting import on_all
 from .site import Site
 from .sync import no_count
 from .turns import least_every
@@ -120,16 +121,18 @@ class ExactSteps:
         counts, flags = told[:size].tolist(), told[size:].bool().tolist()
         for at, count in enumerate(counts):
             if math.isnan(count):
-                raise ConfigError(no_count(self._group.who, dist.get_global_rank(self._group, at)))
+                rank = dist.get_global_rank(self._group, at)
+                raise on_all(ConfigError(no_count(self._group.who, rank)), rank)
         return flags[:size], flags[size:], shard.div_(sum(counts) or 1.0)
 
     def _check(self, leaving: Sequence[bool]) -> None:
         if any(leaving) and not all(leaving):
             ranks = [dist.get_global_rank(self._group, at) for at, each in enumerate(leaving) if each]
-            raise CommError(
+            text = (
                 f"{self._group.who}: rank {ranks[0]} has ended `with LocalSteps(...)`, and others make another exact "
                 f"step: make equally many on all ranks, or end the exact steps before (exact_steps=, every=)"
             )
+            raise on_all(CommError(text), ranks[0])
 
     @property
     def can_tell(self) -> bool:

@@ -36,7 +36,7 @@ from ..group.backend import CommProcessGroup
 from ..group.options import NAME, Options
 from ..work.dynamo import untraced
 from .exact import ExactSteps, Measured
-from .meeting import Introduction, meet
+from .meeting import Introduction, is_on_all, meet
 from .outer import Outer
 from .rounds import FIELDS, Form, Rounds
 from .site import Site
@@ -252,7 +252,7 @@ class LocalSteps:
             error = late
             raise
         finally:
-            if error is not None:
+            if error is not None and not is_on_all(error):
                 group.abort()  # the others would wait for this rank's next sync
             self._end()
 

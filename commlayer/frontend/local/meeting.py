@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from ...errors import ConfigError
+from ...errors import CommError, ConfigError
 
 
 @dataclasses.dataclass
@@ -48,6 +48,21 @@ def meet(group: dist.ProcessGroup, own: Introduction, remedies: Mapping[str, str
                 f"LocalSteps: {name!r} has other values on rank {ranks[odd[0]]} than on rank {others}: "
                 f"{remedies['digests']}"
             )
+
+
+ErrorT = TypeVar("ErrorT", bound=CommError)
+
+
+def on_all(error: ErrorT, culprit: int) -> ErrorT:
+    """Marks an error that all ranks raise, from what they have told each other: an abort would only hide it."""
+    error.culprit = culprit
+    vars(error)["is_on_all"] = True
+    return error
+
+
+def is_on_all(error: BaseException) -> bool:
+    """Whether the other ranks raise this error, too."""
+    return bool(vars(error).get("is_on_all"))
 
 
 def _usual(values: Sequence[Any]) -> int:

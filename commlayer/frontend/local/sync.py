@@ -18,7 +18,7 @@ from ..gradients.commit import is_finite
 from ..group.backend import CommProcessGroup
 from ..work.context import labelled
 from .fragment import Part
-from .meeting import odd_ones
+from .meeting import odd_ones, on_all
 
 
 class Head(NamedTuple):
@@ -98,18 +98,17 @@ class Sync:
     def finish(self) -> Outcome:
         """Waits for the operations. Raises their error, as PeerLostError, and the same error on all ranks for values
         that are not finite, for shared weights that differ, and for wrong counts of samples."""
-        self._head_work.wait()
+        for each in (self._head_work, *(work for _, work in self._works), self._buffer_work):
+            if each is not None:
+                each.wait()
         heads = [_head(each) for each in self._heads.tolist()]
         self._check(heads)
         lost = torch.zeros_like(self._source)
         for part, work in self._works:
-            work.wait()
             for offset, length in work.kept:  # type: ignore[attr-defined]  # a CommWork
                 first = part.start + offset // lost.itemsize
                 last = first + length // lost.itemsize
                 lost[first:last] = self._source[first:last]
-        if self._buffer_work is not None:
-            self._buffer_work.wait()
         counted = self.difference - lost / self._weight if self._weight else torch.zeros_like(self.difference)
         total = sum(head.samples for head in heads) if self.is_weighted else 1.0
         total = total or 1.0  # nobody has samples: all values are 0
@@ -121,19 +120,21 @@ class Sync:
         who = self.group.who
         for rank, head in zip(ranks, heads, strict=True):
             if not head.is_finite:
-                raise CommError(
+                text = (
                     f"{who}: sync {self.head.turn}: the weights of rank {rank} are not finite; the sites must not "
                     f"share them: restore a checkpoint on all ranks, with a lower learning rate or a GradScaler"
                 )
+                raise on_all(CommError(text), rank)
             if math.isnan(head.samples):
-                raise ConfigError(no_count(who, rank))
+                raise on_all(ConfigError(no_count(who, rank)), rank)
         for what, values in (("turns", [each.turn for each in heads]), ("digests", [each.digest for each in heads])):
             if odd := odd_ones(values):
                 found = ", ".join(f"{value:#x} on rank {rank}" for rank, value in zip(ranks, values, strict=True))
-                raise CommError(
+                text = (
                     f"{who}: sync {self.head.turn}: the shared weights of rank {ranks[odd[0]]} are not those of the "
                     f"others ({what}: {found}); restore the same checkpoint on all ranks"
                 )
+                raise on_all(CommError(text), ranks[odd[0]])
 
 
 def no_count(who: str, rank: int) -> str:
