@@ -22,6 +22,7 @@ from .errors import (
     PeerLostError,
     UnreachableError,
 )
+from .frontend.experts import experts
 from .frontend.experts.all_to_all import all_to_all_single, all_to_all_single_autograd
 from .frontend.gradients.ddp import allreduce_hook
 from .frontend.gradients.fsdp import compress_fsdp
@@ -61,6 +62,7 @@ __all__ = [
     "all_to_all_single_autograd",
     "allreduce_hook",
     "compress_fsdp",
+    "experts",
     "flight_record",
     "overlap",
     "paths",

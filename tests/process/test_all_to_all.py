@@ -1,8 +1,7 @@
 """All-to-all of rows in a codec, with gradients; what its ranks refuse together."""
 
-import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -15,23 +14,12 @@ from torch import Tensor
 import commlayer
 from commlayer import Policy
 from commlayer.frontend.group.rows import FLOATS
-from commlayer.transport import joining
 from tests import ranks
+from tests.process.hosts import LOOPBACK, on_hosts
 
 CODECS = ("none", "f16", "bf16", "int8", "int4")
 HOSTS = ([0, 1, 2], [0, 0, 1], [0, 0, 0])
 """The hosts of three ranks."""
-
-
-@contextlib.contextmanager
-def on_hosts(rank: int, size: int, hosts: Sequence[int]) -> Iterator[None]:
-    """A job whose ranks believe to be on these hosts, so that rows between hosts take the network."""
-    found: dict[int, list[int]] = {}
-    for each, host in enumerate(hosts):
-        found.setdefault(host, []).append(each)
-    joining.group_hosts = lambda descriptions: tuple(tuple(each) for each in found.values())  # noqa: ARG005
-    with ranks.job(rank, size):
-        yield
 
 
 def filled(counts: Sequence[int], width: int, dtype: torch.dtype, seed: int) -> Tensor:
@@ -72,7 +60,7 @@ SPLITS = st.lists(st.lists(st.integers(0, 5), min_size=3, max_size=3), min_size=
 
 
 @pytest.mark.parametrize("hosts", HOSTS, ids=str)
-@ranks.on(3, environ={"COMMLAYER_IFNAME": "lo"})
+@ranks.on(3, environ=LOOPBACK)
 def test_random_splits_with_gradients(rank: int, size: int, hosts: Sequence[int]) -> None:
     """Every codec, type and width; gradients travel back the same way."""
 
@@ -225,9 +213,9 @@ def other_output(rank: int) -> None:
 DIFFERENT: dict[Callable[[int], None], tuple[int, str]] = {
     odd_split: (1, "rank 1 of the group sends 2 rows to rank 2, which expects 1"),
     expects_none: (1, "rank 1 of the group sends 1 rows to rank 0, which expects 0"),
-    another_codec: (1, "rank 1 of the group has rows of another type or width than rank 0, another codec"),
-    another_width: (1, "rank 1 of the group has rows of another type or width than rank 0"),
-    gradients_on_one: (1, "another need of gradients"),
+    another_codec: (1, "the call of rank 1 of the group is of another kind than that of rank 0"),
+    another_width: (1, "the call of rank 1 of the group is of another kind"),
+    gradients_on_one: (1, "codecs and the need of gradients equal"),
 }
 REFUSED: dict[Callable[[int], None], str] = {
     too_many: "are 4 rows, and the input has 3",
@@ -242,7 +230,7 @@ REFUSED: dict[Callable[[int], None], str] = {
 
 
 @pytest.mark.parametrize("hosts", HOSTS, ids=str)
-@ranks.on(3, environ={"COMMLAYER_IFNAME": "lo"})
+@ranks.on(3, environ=LOOPBACK)
 def test_all_ranks_refuse_together_and_go_on(rank: int, size: int, hosts: Sequence[int]) -> None:
     with on_hosts(rank, size, hosts):
         for case, (culprit, text) in DIFFERENT.items():

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -12,17 +12,16 @@ from torch import Tensor
 from torch._C._distributed_c10d import Work
 
 from ...config import Policy
-from ...errors import ConfigError, MismatchError
 from ..work.dynamo import untraced
-from .exchange import Route, check_policy, exchange, group_of, start, who
+from .agreement import FACTS, check, facts, mismatch
+from .exchange import Route, exchange, fault_of, group_of, start
 
 INT8 = Policy(codec="int8")
 
 Splits = Iterable[Any] | None
 """Rows per rank: a list, an array or a tensor. None: equal parts."""
 
-FACTS = 2
-"""Numbers of a rank's call beside its splits: whether it has a fault, and the kind of its rows."""
+CALLER = "all_to_all_single"
 
 
 @untraced
@@ -92,7 +91,7 @@ def _agreed(
 ) -> tuple[list[int], list[int]]:
     """The rows that this rank receives from each rank, and sends. Raises the same on all ranks, see above."""
     size = group.size()
-    fault = fault or check_policy(policy, rows.dtype) or ("" if rows.dim() else "an input without dimensions")
+    fault = fault or fault_of(policy, rows.dtype) or ("" if rows.dim() else "an input without dimensions")
     received = sent = [0] * size
     if not fault:
         sent, fault = _splits(rows.size(0), input_splits, size, "input")
@@ -102,19 +101,19 @@ def _agreed(
     codec = policy.codec if isinstance(policy, Policy) else ""
     needs = output is None and rows.requires_grad and torch.is_grad_enabled()
     kind = f"{rows.dtype} rows of {rows.shape[1:].numel()} values, codec {codec!r}{', with gradients' * needs}"
-    own = [int(bool(fault)), zlib.crc32(kind.encode()), *sent, *received]
+    own = [*facts(kind, fault), *sent, *received]
     calls = [torch.empty(len(own), dtype=torch.int64) for _ in range(size)]
     dist.all_gather(calls, torch.tensor(own), group=group)
-    me = f"{who(group)}: all_to_all_single"
-    if fault:
-        raise ConfigError(f"{me}: {fault}")
-    found = _difference([each.tolist() for each in calls])
-    if found is not None:
-        culprit, text = found
-        error = MismatchError(f"{me} of {kind}: {text}")
-        error.rank, error.culprit = dist.get_rank(), dist.get_global_rank(group, culprit)
-        error.operation = "all_to_all"
-        raise error
+    heard = [each.tolist() for each in calls]
+    check(group, CALLER, kind, fault, [each[:FACTS] for each in heard])
+    for source, target in itertools.product(range(size), repeat=2):
+        theirs, expected = heard[source][FACTS + target], heard[target][FACTS + size + source]
+        if theirs != expected:
+            text = (
+                f"rank {source} of the group sends {theirs} rows to rank {target}, which expects {expected}; make "
+                f"input_split_sizes[{target}] of the one equal to output_split_sizes[{source}] of the other"
+            )
+            raise mismatch(group, CALLER, kind, source, text)
     return received, sent
 
 
@@ -132,27 +131,3 @@ def _splits(rows: int | None, given: Splits, size: int, name: str) -> tuple[list
     if rows is not None and sum(splits) != rows:
         return [0] * size, f"{name}_split_sizes={splits} are {sum(splits)} rows, and the {name} has {rows}"
     return splits, ""
-
-
-def _difference(calls: Sequence[Sequence[int]]) -> tuple[int, str] | None:
-    """The rank to look at, and how the calls of the ranks differ; None: they fit."""
-    size = len(calls)
-    kinds = [kind for _, kind, *_ in calls]
-    usual = max(kinds, key=kinds.count)
-    for rank, (is_faulty, kind, *_) in enumerate(calls):
-        if is_faulty:
-            return rank, f"rank {rank} of the group has refused its arguments; see its error"
-        if kind != usual:
-            return rank, (
-                f"rank {rank} of the group has rows of another type or width than rank {kinds.index(usual)}, another "
-                f"codec, or another need of gradients; call it alike on all ranks"
-            )
-    for source in range(size):
-        for target in range(size):
-            sent, expected = calls[source][FACTS + target], calls[target][FACTS + size + source]
-            if sent != expected:
-                return source, (
-                    f"rank {source} of the group sends {sent} rows to rank {target}, which expects {expected}; make "
-                    f"input_split_sizes[{target}] of the one equal to output_split_sizes[{source}] of the other"
-                )
-    return None

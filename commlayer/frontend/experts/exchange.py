@@ -70,7 +70,7 @@ def who(group: dist.ProcessGroup) -> str:
     return group.who if isinstance(group, CommProcessGroup) else f"rank {dist.get_rank()}"
 
 
-def check_policy(policy: Policy, dtype: torch.dtype) -> str:
+def fault_of(policy: Policy, dtype: torch.dtype) -> str:
     """The fault of a policy for rows of this type, with the remedy; empty: it has none."""
     if not isinstance(policy, Policy):
         return f"policy={policy!r}: give a Policy, as Policy(codec='int8')"
