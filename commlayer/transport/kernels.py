@@ -1,4 +1,4 @@
-"""Kernels of the engine by themselves: codecs, the selection of the largest values, and their instruction sets."""
+"""Kernels of the engine by themselves: codecs, selections of the largest values, differences, and instruction sets."""
 
 from __future__ import annotations
 
@@ -50,3 +50,29 @@ def select_kernels(level: str) -> None:
     """Uses the kernels of one of `kernel_levels()`, in all threads, for tests and measurements."""
     if lib.cl_kernels_select(level.encode()) != 0:
         raise ConfigError(f"kernels of level {level!r}: this CPU lacks it; choose from {', '.join(kernel_levels())}")
+
+
+def encode_difference(base: int, values: int, count: int, value_bytes: int, code: int, capacity: int) -> int | None:
+    """Writes the code of the difference of `count` values to those at the address `base`, of 1, 2, 4 or 8 bytes each,
+    to `code`, and returns its bytes; None if it needs more than about `capacity` bytes."""
+    source, target = ffi.cast("void *", base), ffi.cast("void *", code)
+    length = lib.cl_difference_encode(source, ffi.cast("void *", values), count, value_bytes, target, capacity)
+    if length == lib.CL_EAGAIN:
+        return None
+    check(min(length, 0), f"the difference of {count} values of {value_bytes} bytes")
+    return int(length)
+
+
+def apply_difference(
+    values: int, count: int, value_bytes: int, code: int, length: int, *, is_back: bool = False
+) -> bool:
+    """Turns the base, at the address `values`, into the values whose difference was encoded; with `is_back`, those
+    values into the base. False: these bytes are no code of `count` such values, and the memory has no meaning now."""
+    target, source = ffi.cast("void *", values), ffi.cast("void *", code)
+    return bool(lib.cl_difference_apply(target, count, value_bytes, source, length, is_back) == lib.CL_OK)
+
+
+def sums(memory: int, length: int, key: int, target: int) -> None:
+    """Writes two uint64 sums of each 64 KiB at the address `memory` to `target`; `key`: 512 random uint32."""
+    source, words = ffi.cast("void *", memory), ffi.cast("uint32_t *", key)
+    lib.cl_sums(source, length, words, ffi.cast("uint64_t *", target))

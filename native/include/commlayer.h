@@ -451,6 +451,19 @@ uint64_t cl_codec_key(uint64_t codec_key, uint32_t rank);
  * lower indices come first. All NaNs are equal and larger than infinity, so that an overflow shows in the selection.
  * CL_EINVAL unless k <= count < 2^32. A call needs 512 KiB of stack. */
 int cl_select_largest(const float *values, uint64_t count, uint64_t k, uint32_t *indices, float *chosen);
+/* Writes the code of the difference of `count` values to those at `base`, of value_bytes (1, 2, 4 or 8) each, and
+ * returns its bytes. CL_EAGAIN: it has, or nearly has, more than `capacity` bytes. */
+int64_t cl_difference_encode(const void *base, const void *values, uint64_t count, uint32_t value_bytes, void *code,
+                             uint64_t capacity);
+/* Turns `base`, at `values`, into the values whose difference was encoded; with `is_back`, those values into `base`.
+ * Any bytes are safe. CL_EINVAL: these are no code of `count` such values; the memory has then no meaning. */
+int cl_difference_apply(void *values, uint64_t count, uint32_t value_bytes, const void *code, uint64_t length,
+                        int32_t is_back);
+enum { CL_SUMS_CHUNK_BYTES = 65536, CL_SUMS_KEY_WORDS = 512 };
+/* Two sums for each chunk of CL_SUMS_CHUNK_BYTES; `key`: CL_SUMS_KEY_WORDS random words. Of two different arrays of one
+ * length, the chance over the keys that their sums are the same is about 2^-63. They are no protection against those
+ * who know the key. */
+void cl_sums(const void *memory, uint64_t length, const uint32_t *key, uint64_t *sums);
 /* The float mode of the calling thread (MXCSR, FPCR). Kernels always compute in that of IEEE 754; the two functions are
  * for callbacks, which should compute in the mode of the thread that asked for them. */
 uint64_t cl_float_mode_get(void);

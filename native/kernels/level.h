@@ -21,6 +21,9 @@ struct cl_level {
     size_t (*find)(uint32_t *found, const float *values, size_t count, uint32_t floor, uint32_t ceiling);
     /* Adds the sums of whole chunks to `sums`: see nh.h. */
     void (*nh)(uint64_t sums[2], const uint8_t *bytes, size_t length, const uint32_t *first, const uint32_t *second);
+    /* Writes the places, ascending, at which two arrays differ; returns how many. `places` has room for one more than
+     * `count`, which is at most 2^15. value_bytes: 1, 2, 4 or 8. */
+    size_t (*changed)(uint16_t *places, const void *left, const void *right, size_t count, unsigned value_bytes);
 };
 
 extern const struct cl_level cl_level_scalar;

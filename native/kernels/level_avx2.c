@@ -89,7 +89,57 @@ TARGET static void nh(uint64_t sums[2], const uint8_t *bytes, size_t length, con
     }
 }
 
+#define HAS_UNEQUAL
+
+TARGET static inline __m256i load_lanes(const uint8_t *bytes, unsigned i)
+{
+    return _mm256_loadu_si256((const void *)(bytes + sizeof(__m256i) * i));
+}
+
+TARGET static inline uint64_t unequal_1(const uint8_t *left, const uint8_t *right)
+{
+    uint64_t bits = 0;
+    for (unsigned i = 0; i < 2; i++) {
+        __m256i equal = _mm256_cmpeq_epi8(load_lanes(left, i), load_lanes(right, i));
+        bits |= (uint64_t)(uint32_t)_mm256_movemask_epi8(equal) << 32 * i;
+    }
+    return ~bits;
+}
+
+TARGET static inline uint64_t unequal_2(const uint8_t *left, const uint8_t *right)
+{
+    uint64_t bits = 0;
+    for (unsigned i = 0; i < 2; i++) {
+        __m256i low = _mm256_cmpeq_epi16(load_lanes(left, 2 * i), load_lanes(right, 2 * i));
+        __m256i high = _mm256_cmpeq_epi16(load_lanes(left, 2 * i + 1), load_lanes(right, 2 * i + 1));
+        __m256i equal = _mm256_permute4x64_epi64(_mm256_packs_epi16(low, high), 0xD8); /* packs mixes the halves */
+        bits |= (uint64_t)(uint32_t)_mm256_movemask_epi8(equal) << 32 * i;
+    }
+    return ~bits;
+}
+
+TARGET static inline uint64_t unequal_4(const uint8_t *left, const uint8_t *right)
+{
+    uint64_t bits = 0;
+    for (unsigned i = 0; i < 8; i++) {
+        __m256i equal = _mm256_cmpeq_epi32(load_lanes(left, i), load_lanes(right, i));
+        bits |= (uint64_t)(uint32_t)_mm256_movemask_ps(_mm256_castsi256_ps(equal)) << 8 * i;
+    }
+    return ~bits;
+}
+
+TARGET static inline uint64_t unequal_8(const uint8_t *left, const uint8_t *right)
+{
+    uint64_t bits = 0;
+    for (unsigned i = 0; i < 16; i++) {
+        __m256i equal = _mm256_cmpeq_epi64(load_lanes(left, i), load_lanes(right, i));
+        bits |= (uint64_t)(uint32_t)_mm256_movemask_pd(_mm256_castsi256_pd(equal)) << 4 * i;
+    }
+    return ~bits;
+}
+
 #include "kernels/codec_template.h"
+#include "kernels/difference_template.h"
 #include "kernels/select_template.h"
 /* Last, as it defines the level. */
 #include "kernels/reduce_template.h"

@@ -80,7 +80,42 @@ TARGET static void nh(uint64_t sums[2], const uint8_t *bytes, size_t length, con
     }
 }
 
+#define HAS_UNEQUAL
+
+TARGET static inline uint64_t unequal_1(const uint8_t *left, const uint8_t *right)
+{
+    return _mm512_cmpneq_epi8_mask(_mm512_loadu_si512(left), _mm512_loadu_si512(right));
+}
+
+TARGET static inline uint64_t unequal_2(const uint8_t *left, const uint8_t *right)
+{
+    uint64_t low = _mm512_cmpneq_epi16_mask(_mm512_loadu_si512(left), _mm512_loadu_si512(right));
+    uint64_t high = _mm512_cmpneq_epi16_mask(_mm512_loadu_si512(left + 64), _mm512_loadu_si512(right + 64));
+    return low | high << 32;
+}
+
+TARGET static inline uint64_t unequal_4(const uint8_t *left, const uint8_t *right)
+{
+    uint64_t bits = 0;
+    for (unsigned i = 0; i < 4; i++)
+        bits |=
+            (uint64_t)_mm512_cmpneq_epi32_mask(_mm512_loadu_si512(left + 64 * i), _mm512_loadu_si512(right + 64 * i))
+            << 16 * i;
+    return bits;
+}
+
+TARGET static inline uint64_t unequal_8(const uint8_t *left, const uint8_t *right)
+{
+    uint64_t bits = 0;
+    for (unsigned i = 0; i < 8; i++)
+        bits |=
+            (uint64_t)_mm512_cmpneq_epi64_mask(_mm512_loadu_si512(left + 64 * i), _mm512_loadu_si512(right + 64 * i))
+            << 8 * i;
+    return bits;
+}
+
 #include "kernels/codec_template.h"
+#include "kernels/difference_template.h"
 #include "kernels/select_template.h"
 /* Last, as it defines the level. */
 #include "kernels/reduce_template.h"

@@ -67,6 +67,7 @@ static void nh(uint64_t sums[2], const uint8_t *bytes, size_t length, const uint
 }
 
 #include "kernels/codec_template.h"
+#include "kernels/difference_template.h"
 #include "kernels/select_template.h"
 /* Last, as it defines the level. */
 #include "kernels/reduce_template.h"

@@ -239,4 +239,5 @@ const struct cl_level LEVEL = {
     .codecs = codecs,
     .find = find,
     .nh = nh,
+    .changed = changed,
 };
