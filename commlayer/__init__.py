@@ -36,6 +36,8 @@ from .frontend.work.context import priority
 from .loss.tolerance import ByLayer, BySteps, GradientNorm, Tolerance
 from .transport.flight import flight_record
 from .transport.stats import paths, stats
+from .weights.publisher import publish
+from .weights.subscription import subscribe
 
 __version__ = "0.1.0"
 
@@ -69,9 +71,11 @@ __all__ = [
     "pipeline",
     "planner",
     "priority",
+    "publish",
     "reshard",
     "scheduler",
     "stats",
+    "subscribe",
     "tp",
 ]
 

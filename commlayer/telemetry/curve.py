@@ -32,7 +32,7 @@ def load() -> Any:
         return importlib.import_module("zmq")
     except ImportError as error:
         raise ConfigError(
-            f"commlayer top and COMMLAYER_TOP need pyzmq ({error}): pip install 'commlayer[top]'"
+            f"commlayer top, COMMLAYER_TOP and commlayer.publish need pyzmq ({error}): pip install 'commlayer[top]'"
         ) from error
 
 
@@ -118,6 +118,11 @@ class Door:
                 self._inside.add(found["value"])
             else:
                 self._refuse(found["value"])
+
+    @property
+    def count(self) -> int:
+        """The number of connections."""
+        return len(self._inside)
 
     def _refuse(self, descriptor: int) -> None:
         """Ends a connection, unless libzmq has closed it: then another thread may have the descriptor by now."""

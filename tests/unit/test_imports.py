@@ -27,6 +27,7 @@ MAY_IMPORT = {
     "plans": {"errors", "config"},
     "transport": {"errors", "config"},
     "telemetry": {"errors", "config", "transport"},
+    "weights": {"errors", "config", "transport", "telemetry"},
     "scheduler": {"errors", "config"},
     "planner": {"errors", "config", "scheduler"},
     "compress": {"errors", "config"},
@@ -70,7 +71,7 @@ MAY_IMPORT = {
     "": {
         *("commlayer_autoload", "errors", "config", "transport", "scheduler", "planner", "compress", "loss"),
         *("frontend.work", "frontend.group", "frontend.gradients", "frontend.local", "frontend.overlap"),
-        *("frontend.pipelines", "frontend.tensor_parallel", "frontend.experts"),
+        *("frontend.pipelines", "frontend.tensor_parallel", "frontend.experts", "weights"),
     },
     "torchft": {"errors", "config", "frontend.group"},
     "__main__": {"tools"},

@@ -1,0 +1,198 @@
+"""`Layout`: the tensors of a state, and their places in one block of memory."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..errors import ConfigError, MismatchError
+
+State = torch.nn.Module | Mapping[str, Tensor]
+"""A model, or its tensors by name."""
+
+_NAMES = (
+    *("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz"),
+    *("float8_e5m2fnuz", "float8_e8m0fnu", "complex64", "complex128", "bool"),
+    *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+)
+DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in _NAMES if hasattr(torch, name)}
+NAME_OF = {dtype: name for name, dtype in DTYPES.items()}
+
+WIDTHS = (8, 4, 2, 1)
+"""Bytes of a value, in the order in which values lie in memory: a region for each."""
+
+TOLD = 3
+"""Differences that an error names."""
+
+
+class Region(NamedTuple):
+    """Values of one width, which lie together."""
+
+    width: int
+    offset: int
+    """Bytes."""
+    values: int
+    """Their number."""
+
+
+class Entry(NamedTuple):
+    """One tensor of a state."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    same: int
+    """The number of an earlier entry with the same memory, as tied weights have; -1: none."""
+
+
+def width_of(dtype: str) -> int:
+    """Bytes of the numbers of which a tensor of this type is made: a complex one has two."""
+    return DTYPES[dtype].itemsize // (2 if DTYPES[dtype].is_complex else 1)
+
+
+def tensors_of(state: State) -> dict[str, Tensor]:
+    """The tensors of a state by name: parameters and persistent buffers of a model, without the prefixes of DDP and of
+    torch.compile. Reading them makes the optimizer steps that `commlayer.overlap` has deferred.
+
+    Raises ConfigError for an entry that is no dense tensor, or whose values have an unknown type.
+    """
+    if isinstance(state, torch.nn.Module):
+        module: torch.nn.Module = getattr(state, "_orig_mod", state)
+        if isinstance(module, torch.nn.parallel.DistributedDataParallel):
+            module = module.module
+        module = getattr(module, "_orig_mod", module)
+        found: Mapping[str, Any] = module.state_dict()
+    else:
+        found = state
+    for name, each in found.items():
+        if not isinstance(each, Tensor) or each.layout != torch.strided or hasattr(each, "device_mesh"):
+            raise ConfigError(
+                f"{name} is {type(each).__name__}: publish and apply take dense, whole tensors; pass a dict of those, "
+                f"as torch's get_model_state_dict(full_state_dict=True) makes it of a sharded model"
+            )
+        if each.dtype not in NAME_OF or each.is_meta:
+            raise ConfigError(f"{name} is a tensor of {each.dtype} on {each.device}; use one of {', '.join(DTYPES)}")
+    return {name: each.detach() for name, each in found.items()}
+
+
+class Layout:
+    """Where the values of a state lie: first those of 8 bytes, then of 4, 2 and 1. Of each, complex ones come first, as
+    torch wants them at a multiple of their size, and else the order is that of the state."""
+
+    def __init__(self, entries: Sequence[Entry]) -> None:
+        self.entries = tuple(entries)
+        self.offsets: list[int] = [0] * len(self.entries)
+        """Bytes before each tensor."""
+        self.regions: list[Region] = []
+        at = 0
+        for width in WIDTHS:
+            first = at
+            own = [number for number, entry in enumerate(self.entries) if entry.same < 0]
+            own = [number for number in own if width_of(self.entries[number].dtype) == width]
+            for number in sorted(own, key=lambda number: -DTYPES[self.entries[number].dtype].itemsize):
+                entry = self.entries[number]
+                self.offsets[number] = at
+                at += DTYPES[entry.dtype].itemsize * _product(entry.shape)
+            if at > first:
+                self.regions.append(Region(width, first, (at - first) // width))
+        for number, entry in enumerate(self.entries):
+            if entry.same >= 0:
+                self.offsets[number] = self.offsets[entry.same]
+        self.bytes = at
+        self.text = json.dumps([list(entry) for entry in self.entries]).encode()
+        self.fingerprint = hashlib.blake2s(self.text, digest_size=16).hexdigest()
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor]) -> Layout:
+        """That of these tensors."""
+        entries: list[Entry] = []
+        seen: dict[Any, int] = {}
+        for number, (name, each) in enumerate(tensors.items()):
+            key = (each.data_ptr(), each.dtype, each.shape, each.stride()) if each.numel() else number
+            same = seen.setdefault(key, number)
+            entries.append(Entry(name, NAME_OF[each.dtype], tuple(each.shape), -1 if same == number else same))
+        return cls(entries)
+
+    @classmethod
+    def read(cls, text: bytes) -> Layout:
+        """That of a message. Raises ValueError for anything that `text` of no layout is."""
+        try:
+            found = json.loads(text)
+        except RecursionError as error:
+            raise ValueError("JSON that is nested too deeply") from error
+        if not isinstance(found, list):
+            raise ValueError("a layout is a list")
+        entries: list[Entry] = []
+        for each in found:
+            if not isinstance(each, list) or len(each) != 4 or not isinstance(each[0], str) or each[1] not in DTYPES:
+                raise ValueError("an entry has a name, a type, a shape and a number")
+            name, dtype, shape, same = each
+            if not isinstance(shape, list) or not all(type(size) is int and 0 <= size < 1 << 48 for size in shape):
+                raise ValueError(f"{name!r} has no shape")
+            if type(same) is not int or not -1 <= same < len(entries):
+                raise ValueError(f"{name!r} has the memory of an unknown tensor")
+            entry = Entry(name, dtype, tuple(shape), same)
+            if same >= 0 and entries[same] != Entry(entries[same].name, dtype, entry.shape, -1):
+                raise ValueError(f"{name!r} has the memory of a tensor with another shape")
+            entries.append(entry)
+        return cls(entries)
+
+    def views(self, memory: Tensor) -> dict[str, Tensor]:
+        """The tensors in a block of memory of `bytes` uint8 values."""
+        return {
+            entry.name: memory[offset : offset + DTYPES[entry.dtype].itemsize * _product(entry.shape)]
+            .view(DTYPES[entry.dtype])
+            .view(entry.shape)
+            for entry, offset in zip(self.entries, self.offsets, strict=True)
+        }
+
+    def take(self, tensors: Mapping[str, Tensor], memory: Tensor) -> None:
+        """Copies a state of this layout into memory. Raises ConfigError if another thread changed it meanwhile."""
+        before = _changes(tensors)
+        for entry, view in zip(self.entries, self.views(memory).values(), strict=True):
+            if entry.same < 0:
+                view.copy_(tensors[entry.name])
+        if _changes(tensors) != before:
+            raise ConfigError(
+                "the parameters changed while commit copied them: call it between optimizer.step() and the next "
+                "change, in the thread that trains"
+            )
+
+    def check(self, other: Layout, where: str, whose: str) -> None:
+        """Raises MismatchError, which names the first differences, unless another layout has these names, types and
+        shapes; which tensors share their memory does not matter. `where`, `whose`: words for the other, and for this
+        one."""
+        here, there = ({each.name: (each.dtype, each.shape) for each in layout.entries} for layout in (other, self))
+        if here == there:
+            return
+        said = [
+            f"{name}: {_described(here.get(name))} {where}, {_described(there.get(name))} {whose}"
+            for name in [*there, *(each for each in here if each not in there)]
+            if here.get(name) != there.get(name)
+        ]
+        more = f", and {len(said) - TOLD} more" if len(said) > TOLD else ""
+        raise MismatchError(
+            f"the state has other tensors: {'; '.join(said[:TOLD])}{more}; use a model of the same class, "
+            f"configuration and dtype"
+        )
+
+
+def _changes(tensors: Mapping[str, Tensor]) -> list[int]:
+    """How often each tensor was changed in place."""
+    return [0 if each.is_inference() else each._version for each in tensors.values()]
+
+
+def _described(found: tuple[str, tuple[int, ...]] | None) -> str:
+    return "missing" if found is None else f"{found[0]}{list(found[1])}"
+
+
+def _product(shape: Sequence[int]) -> int:
+    result = 1
+    for size in shape:
+        result *= size
+    return result

@@ -1,0 +1,298 @@
+"""`Server`: codes versions of a state, and sends them to readers, in two threads of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from ..errors import CommError, ConfigError
+from ..telemetry import curve
+from ..transport.log import log
+from . import content, message
+from .held import Held, Pool
+from .layout import Layout
+from .message import DIFFERENCE, END, WHOLE, Head
+
+ROOM = 1024
+"""Connections: readers, and strangers whose handshake has not failed yet."""
+
+LEAST_NICE = 10
+"""Niceness of the thread that codes: the trainer's threads go first."""
+
+LOOK_S = 0.1
+"""Time between two looks whether a publisher that ends can end."""
+
+FAREWELL_S = 2.0
+"""Longest time for the last messages of a publisher that ends."""
+
+
+class Step(NamedTuple):
+    """The difference of a version to the one before it."""
+
+    base: int
+    version: int
+    digest: str
+    """Of the base."""
+    code: bytes | None
+    """None: it would not be shorter than the state."""
+
+
+class Question(NamedTuple):
+    """A reader that waits for an answer."""
+
+    reader: bytes
+    head: Head
+
+
+class Server:
+    """Serves versions of one state at an address. `life`: see `Head`."""
+
+    def __init__(self, layout: Layout, pool: Pool, key: bytes, endpoint: str, life: str) -> None:
+        """Raises ConfigError if the port is taken."""
+        zmq = curve.load()
+        self._layout, self._pool, self._life = layout, pool, life
+        self._room: Tensor | None = None
+        self._changed = threading.Condition()
+        self._next: tuple[int, Tensor] | None = None
+        self._is_coding = False
+        self._done: deque[Callable[[], None]] = deque()
+        self._merges: deque[Question] = deque()
+        self._latest: Held | None = None
+        self._steps: deque[Step] = deque()
+        self._waiting: dict[bytes, Question] = {}
+        self._readers: set[bytes] = set()
+        """Those that were not told of the end."""
+        self._end_s: float | None = None
+        """From then on readers are told of the end, at the latest at this time."""
+        self._is_closing = False
+        self.error: BaseException | None = None
+        """What ended a thread."""
+        self._wake, self._woken = socket.socketpair()
+        self._wake.setblocking(False)
+        self._woken.setblocking(False)
+        self._context = zmq.Context()
+        self._gate = curve.Gate(self._context, key)
+        router = message.tuned(curve.server(self._context, key, message.ASK_MAX_BYTES))
+        router.linger = int(FAREWELL_S * 1e3)
+        try:
+            self._door = curve.Door(router, endpoint, ROOM)
+        except zmq.ZMQError as error:
+            self._context.destroy(linger=0)
+            raise ConfigError(f"{endpoint}: {error.strerror}; use a free port, and an address of this host") from error
+        self._threads = [
+            threading.Thread(target=self._guarded, args=(run,), name=f"commlayer-{name}", daemon=True)
+            for run, name in ((self._code, "code"), (self._serve, "serve"))
+        ]
+        for each in self._threads:
+            each.start()
+
+    def commit(self, version: int, memory: Tensor) -> None:
+        """Hands over a version, in memory of the pool. One that is not coded yet is skipped."""
+        with self._changed:
+            if self._next is not None:
+                self._pool.give(self._next[1])
+            self._next = version, memory
+            self._changed.notify()
+
+    def settle(self, timeout_s: float) -> bool:
+        """Waits until the latest commit can be sent. False: it cannot yet, or never."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: (self._next is None and not self._is_coding) or self.error is not None, timeout_s
+            )
+            return self._next is None and not self._is_coding and self.error is None
+
+    def close(self, wait_s: float) -> None:
+        """Tells each reader that no version follows, once it holds the latest, but all of them after `wait_s`; ends the
+        threads."""
+        self._end_s = time.monotonic() + wait_s
+        self._tell()
+        self._threads[1].join(wait_s + 2 * FAREWELL_S)
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify_all()
+        self._threads[0].join(2 * FAREWELL_S)
+        self._wake.close()
+        self._woken.close()
+
+    def _guarded(self, run: Callable[[], None]) -> None:
+        try:
+            run()
+        except BaseException as error:
+            log.warning("commlayer.publish: its thread ended: %s", error, exc_info=True)
+            with self._changed:
+                self.error = error
+                self._is_closing = True
+                self._changed.notify_all()
+            self._tell()
+
+    def _tell(self) -> None:
+        with contextlib.suppress(BlockingIOError, OSError):
+            self._wake.send(b"x")
+
+    # ---- the thread that codes ----
+
+    def _code(self) -> None:
+        with contextlib.suppress(OSError, AttributeError):  # Linux: a thread has a niceness of its own
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LEAST_NICE)
+        held: Held | None = None
+        steps: deque[Step] = deque()
+        while True:
+            with self._changed:
+                self._is_coding = False
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._next is not None or self._merges or self._is_closing)
+                if self._is_closing:
+                    return
+                job, self._next = self._next, None
+                merge = self._merges.popleft() if job is None else None
+                self._is_coding = job is not None
+            if job is not None:
+                held = self._coded(held, steps, *job)
+            elif merge is not None and held is not None:
+                self._merge(held, steps, merge)
+
+    def _coded(self, base: Held | None, steps: deque[Step], version: int, memory: Tensor) -> Held:
+        """Makes a version of its state, and hands it to the thread that serves."""
+        held = Held(version, content.digest(self._layout, memory), memory)
+        step = None
+        if base is not None:
+            code = content.encode(self._layout, base.memory, memory, self._room_for_code())
+            step = Step(base.version, version, base.digest, code)
+            steps.append(step)
+            while sum(self._layout.bytes if each.code is None else len(each.code) for each in steps) > (
+                self._layout.bytes
+            ):
+                steps.popleft()  # whoever holds a version before these gets the whole state
+        kept = tuple(steps)
+        self._done.append(lambda: self._offer(held, kept))
+        self._tell()
+        return held
+
+    def _room_for_code(self) -> Tensor:
+        if self._room is None:
+            self._room = content.room(self._layout)
+        return self._room
+
+    def _merge(self, held: Held, steps: deque[Step], question: Question) -> None:
+        """The difference over several versions: the base is made of the state, by taking the steps back."""
+        since = [each for each in steps if each.version > question.head.version]
+        code = None
+        if since and since[0].base == question.head.version and since[0].digest == question.head.digest:
+            memory = self._pool.take()
+            content.copy(memory, held.memory)
+            codes = [each.code for each in reversed(since)]
+            if all(each is not None and content.apply(self._layout, memory, each, is_back=True) for each in codes):
+                code = content.encode(self._layout, memory, held.memory, self._room_for_code())
+            self._pool.give(memory)
+        self._done.append(lambda: self._send(question, held, code))
+        self._tell()
+
+    # ---- the thread that serves ----
+
+    def _serve(self) -> None:
+        zmq = curve.load()
+        router, poller = self._door.router, zmq.Poller()
+        for each in (router, self._door.news, self._gate.socket, self._woken):
+            poller.register(each, zmq.POLLIN)
+        try:
+            while not self._is_closing and not self._is_over():
+                ready = dict(poller.poll(None if self._end_s is None else LOOK_S * 1e3))
+                self._door.look()
+                if self._gate.socket in ready:
+                    self._gate.answer()
+                if self._woken.fileno() in ready:
+                    self._woken.recv(4096)
+                while self._done:
+                    self._done.popleft()()
+                if router in ready:
+                    self._hear(router.recv_multipart())
+                if self._end_s is not None:
+                    for reader in list(self._waiting):
+                        self._answer(reader)
+            if self.error is None:
+                for reader in self._readers:
+                    router.send_multipart([reader, END, Head(0).text(), b"", b""])
+        finally:
+            self._door.close()
+            self._gate.socket.close()
+            self._context.destroy(linger=0)  # the end that the closed router still sends has its own limit
+
+    def _is_over(self) -> bool:
+        """Whether the end has come: all readers know it, or have gone, or it is time."""
+        if self._end_s is None:
+            return False
+        return not self._readers or not self._door.count or time.monotonic() >= self._end_s
+
+    def _hear(self, parts: list[bytes]) -> None:
+        """A question. One of another release, or a broken one, gets no answer: its reader says so after a while."""
+        try:
+            reader, kind, text = parts
+            head = Head.read(text)
+        except ValueError as error:
+            log.warning("commlayer.publish: a message that is no question: %s", error)
+            return
+        if kind == message.ASK:
+            self._readers.add(reader)
+            self._waiting[reader] = Question(reader, head)
+            self._answer(reader)
+
+    def _offer(self, held: Held, steps: tuple[Step, ...]) -> None:
+        """A new version: those that wait get it."""
+        before, self._latest, self._steps = self._latest, held, deque(steps)
+        if before is not None:
+            self._pool.give(before.memory, before.sends)
+        for reader in list(self._waiting):
+            self._answer(reader)
+
+    def _answer(self, reader: bytes) -> None:
+        """Answers a reader that waits, if there is a version that it does not hold."""
+        latest = self._latest
+        question = self._waiting[reader]
+        head = question.head
+        is_known = head.life == self._life and head.layout == self._layout.fingerprint
+        if latest is None or (is_known and (head.version, head.digest) == (latest.version, latest.digest)):
+            if self._end_s is not None:
+                del self._waiting[reader]
+                self._readers.discard(reader)
+                self._door.router.send_multipart([reader, END, Head(0).text(), b"", b""])
+            return
+        del self._waiting[reader]
+        last = self._steps[-1] if self._steps else None
+        if is_known and last is not None and (last.base, last.digest) == (head.version, head.digest):
+            self._send(question, latest, last.code)
+        elif is_known and any((each.base, each.digest) == (head.version, head.digest) for each in self._steps):
+            with self._changed:
+                self._merges.append(question)
+                self._changed.notify()
+        else:
+            self._send(question, latest, None)
+
+    def _send(self, question: Question, held: Held, code: bytes | None) -> None:
+        """Sends a version: the difference `code` to what the reader holds, or, without one, the whole state."""
+        asked = question.head
+        base = -1 if code is None else asked.version
+        head = Head(asked.request, self._life, held.version, held.digest, self._layout.fingerprint, base)
+        layout = b"" if asked.layout == self._layout.fingerprint else self._layout.text
+        parts: list[Any] = [question.reader, DIFFERENCE, head.text(), layout, code]
+        if code is None and self._latest is not None:  # which may be later by now
+            held = self._latest
+            head = Head(asked.request, self._life, held.version, held.digest, self._layout.fingerprint)
+            parts = [question.reader, WHOLE, head.text(), layout, held.memory.numpy().data]
+        tracker = self._door.router.send_multipart(parts, copy=False, track=True)
+        if code is None:
+            held.sends = [each for each in held.sends if not each.done] + [tracker]
+
+
+def raised(error: BaseException | None) -> None:
+    """Raises the error of a thread in the caller's."""
+    if error is not None:
+        raise CommError(f"the threads of commlayer.publish ended: {error}; see the log, and publish again") from error
