@@ -71,7 +71,7 @@ class Subscription:
         self._context = zmq.Context()
         self._socket = tuned(curve.client(self._context, key))
         self._socket.maxmsgsize = -1  # a whole state has any size
-        self._socket.immediate = True  # no question waits for a connection: another publisher may come
+        # Not `immediate`: with that, libzmq drops what has come when a connection ends, as the last message of all.
         self._socket.reconnect_ivl_max = RECONNECT_MOST_MS
         failed = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
         self._failed = failed | zmq.EVENT_HANDSHAKE_FAILED_AUTH

@@ -332,6 +332,22 @@ def test_a_change_while_commit_copies_is_an_error(publisher: Publisher, monkeypa
     publisher.commit(1)
 
 
+def test_the_end_reaches_every_reader(address: str) -> None:
+    for _ in range(10):
+        publisher = commlayer.publish(state(), address)
+        readers = [commlayer.subscribe(address) for _ in range(3)]
+        publisher.commit(1)
+        seen = [[next(reader).number] for reader in readers]
+        publisher.commit(2)
+        closing = threading.Thread(target=publisher.close, args=(PATIENCE_S,))
+        closing.start()
+        for numbers, reader in zip(seen, readers, strict=True):
+            numbers += [version.number for version in reader]
+            reader.close()
+        closing.join()
+        assert seen == [[1, 2]] * 3
+
+
 def secret(path: Path, content: bytes) -> str:
     path.write_bytes(content)
     path.chmod(0o600)

@@ -1,0 +1,80 @@
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from commlayer.errors import ConfigError, MismatchError
+from commlayer.weights.layout import DTYPES, Layout, tensors_of, width_of
+
+
+def test_values_of_a_width_lie_together_and_views_fit() -> None:
+    tensors = {name: torch.zeros(3, 2).to(dtype) for name, dtype in DTYPES.items()} | {"scalar": torch.tensor(1)}
+    layout = Layout.of(tensors)
+    assert sum(each.nbytes for each in tensors.values()) == layout.bytes
+    assert [region.width for region in layout.regions] == [8, 4, 2, 1]
+    for before, after in zip(layout.regions, layout.regions[1:], strict=False):
+        assert before.offset + before.width * before.values == after.offset
+    memory = torch.zeros(layout.bytes, dtype=torch.uint8)
+    for name, view in layout.views(memory).items():
+        assert (view.dtype, view.shape) == (tensors[name].dtype, tensors[name].shape)
+        region = next(each for each in layout.regions if each.width == width_of(name if name in DTYPES else "int64"))
+        assert region.offset <= view.storage_offset() * view.itemsize < region.offset + region.width * region.values
+        view.view(torch.uint8).add_(1) if view.dim() else view.fill_(0x0101010101010101)
+    assert memory.eq(1).all()  # each byte belongs to one tensor
+
+
+def test_a_layout_comes_back_from_its_text() -> None:
+    tied = nn.Module()
+    tied.first, tied.second = nn.Linear(3, 3), nn.Linear(3, 3)
+    tied.second.weight = tied.first.weight
+    layout = Layout.of(tensors_of(tied))
+    assert layout.bytes == 4 * (9 + 3 + 3)
+    same = Layout.read(layout.text)
+    assert (same.entries, same.offsets, same.fingerprint) == (layout.entries, layout.offsets, layout.fingerprint)
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        {},
+        [1],
+        [["a", "float32", [2]]],
+        [["a", "float31", [2], -1]],
+        [[1, "float32", [2], -1]],
+        [["a", "float32", 2, -1]],
+        [["a", "float32", [-2], -1]],
+        [["a", "float32", [True], -1]],
+        [["a", "float32", [2], 0]],
+        [["a", "float32", [2], -1], ["b", "float32", [3], 0]],
+        [["a", "float32", [2], -1], ["b", "float32", [2], 0], ["c", "float32", [2], 1]],
+        [["a", "float32", [2], -1], ["b", "int32", [2], 0]],
+    ],
+)
+def test_other_texts_are_refused(entries: object) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        Layout.read(json.dumps(entries).encode())
+
+
+def test_bytes_that_are_no_json_are_refused() -> None:
+    for text in (b"", b"\xff", b"[" * 100_000):
+        with pytest.raises(ValueError, match=r"."):
+            Layout.read(text)
+
+
+def test_differences_are_named() -> None:
+    ours = Layout.of({"a": torch.zeros(2), "b": torch.zeros(3)})
+    with pytest.raises(MismatchError, match=r"b: float32\[4\] here, float32\[3\] there; c: float32\[1\] here, missing"):
+        ours.check(Layout.of({"a": torch.zeros(2), "b": torch.zeros(4), "c": torch.zeros(1)}), "here", "there")
+    ours.check(Layout.of({"b": torch.zeros(3), "a": torch.zeros(2)}), "here", "there")
+
+
+def test_other_than_dense_tensors_are_refused() -> None:
+    for wrong in (torch.eye(3).to_sparse(), 3, torch.zeros(3, device="meta")):
+        with pytest.raises(ConfigError, match="a is"):
+            tensors_of({"a": wrong})  # type: ignore[dict-item]
+
+
+def test_prefixes_of_wrappers_are_left_out() -> None:
+    model = nn.Linear(2, 2)
+    assert list(tensors_of(torch.compile(model))) == ["weight", "bias"]  # type: ignore[arg-type]
