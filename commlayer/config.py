@@ -378,7 +378,8 @@ def policy_of_groups(config: Config) -> Policy:
     """The policy of groups to which code gives none. Codec and losses are for gradients: a group also carries counters
     and metrics. Raises ConfigError."""
     given = policy_of_job()
-    return Policy(given.priority, config.deterministic or given.deterministic, given.algorithm)
+    deterministic = config.deterministic or given.deterministic
+    return Policy(given.priority, deterministic, given.algorithm, yields=given.yields)
 
 
 def ddp_of_job() -> Ddp:

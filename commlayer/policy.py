@@ -17,6 +17,9 @@ Treatment = Literal["feedback", "rescale", "zero"]
 PRIORITIES = 8
 """Priority classes of the engine: 0 is the most urgent, PRIORITIES - 1 the least."""
 
+YIELDS = PRIORITIES
+"""The engine's class of operations that yield (CL_CLASS_YIELDS in native/congestion/class.h)."""
+
 LOSS_BOUND_MAX = 0.5
 """The largest loss bound: the share of a message's packets that may be missing."""
 
@@ -114,6 +117,19 @@ class Policy:
     residual: Annotated[
         Literal["f32", "bf16"], "how a codec that keeps rounding errors stores them: in 4 or in 2 bytes per parameter"
     ] = "f32"
+
+    yields: Annotated[
+        bool,
+        "between hosts, take only what other traffic leaves: at most 10 % of a link beside one TCP flow (cubic) with "
+        "the usual buffers, most of it alone. `priority` then counts for nothing, and `commlayer.priority` around an "
+        "operation of the group ends it for that one. The ranks of a host must agree. See "
+        "[congestion.md](congestion.md#traffic-that-yields)",
+    ] = False
+
+    @property
+    def service_class(self) -> int:
+        """The class that the engine gets: `priority`, or YIELDS."""
+        return YIELDS if self.yields else self.priority
 
     def __post_init__(self) -> None:
         check(self, Policy, lambda name, value: f"Policy({name}={value!r})")

@@ -65,7 +65,7 @@ class OperationPolicy(NamedTuple):
     """Priority and permitted loss of one operation; they may differ between the operations of a group."""
 
     priority: int | None
-    """Class of service, 0 (most urgent) to 7. None: that of the context, or of the group."""
+    """Class of service, 0 (most urgent) to 7, or YIELDS. None: that of the context, or of the group."""
     partial: PartialPolicy | None
     """None: the operation loses nothing."""
     signed: tuple[object, ...] = ()
@@ -78,7 +78,7 @@ class OperationPolicy(NamedTuple):
     ) -> OperationPolicy:
         """The operation policy for `policy` in a group; arguments as of `PartialPolicy.of`."""
         signed = (policy.loss_bound, policy.treatment, _loses_results(policy)) if policy.loss_bound else ()
-        return OperationPolicy(policy.priority, PartialPolicy.of(policy, hosts, packets, settings), signed)
+        return OperationPolicy(policy.service_class, PartialPolicy.of(policy, hosts, packets, settings), signed)
 
     def without_class(self) -> OperationPolicy:
         """This policy as that of a group: the context may have another class."""

@@ -27,6 +27,7 @@ PORTS = ("pause", "resume")
 REFUSED = {
     "treatment": "residuals of the other treatment would stay unused; restart with the new Policy",
     "algorithm": "restart with the new Policy",
+    "yields": "restart with the new Policy",
     "deterministic": "restart with the new Policy",
     "exact-steps": "restart with the new Policy",
     "allow-state": "restart with the new Policy",

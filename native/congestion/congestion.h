@@ -100,12 +100,11 @@ static inline void cl_congestion_finished(struct cl_congestion *congestion)
 
 /* ---- may a packet leave? ---- */
 
-/* Whether the window has room. urgent: bytes in flight of the packet's class and of all more urgent ones; in_flight: of
- * all classes. */
-static inline bool cl_congestion_has_room(const struct cl_congestion *congestion, uint64_t urgent, uint64_t in_flight,
-                                          uint32_t bytes)
+/* Whether the window has room for a packet of this class. */
+static inline bool cl_congestion_has_room(const struct cl_congestion *congestion, uint8_t class,
+                                          const struct cl_congestion_flight *flight, uint32_t bytes)
 {
-    return congestion->control.type->has_room(&congestion->control, urgent, in_flight, bytes);
+    return congestion->control.type->has_room(&congestion->control, class, flight, bytes);
 }
 
 /* The time when the path lets a packet of this class leave: now_us or later. */

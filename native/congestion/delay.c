@@ -17,6 +17,7 @@ static void init(struct cl_rate_control *control, uint32_t datagram_bytes)
     struct cl_delay *delay = (struct cl_delay *)(void *)control; /* its first member */
     *delay = (struct cl_delay){.control = *control};
     cl_cc_init(&delay->cc, datagram_bytes);
+    cl_scavenger_init(&delay->scavenger, datagram_bytes);
     cl_pacer_init(&delay->pacer, 0, (uint64_t)CL_PACER_BURST_PACKETS * datagram_bytes, 0);
 }
 
@@ -44,7 +45,8 @@ static void sent(struct cl_rate_control *control, uint8_t class, uint8_t first_c
 {
     struct cl_delay *delay = (struct cl_delay *)(void *)control; /* its first member */
     struct cl_egress *egress = &nic_of(control)->egress;
-    cl_pacer_sent(&delay->pacer, bytes);
+    if (class != CL_CLASS_YIELDS) /* it has a window of its own */
+        cl_pacer_sent(&delay->pacer, bytes);
     cl_egress_sent(egress, class, bytes);
     cl_egress_see(egress, class, first_class, bytes, now_us);
     cl_active_set_see(&egress->receivers, &delay->receiver, now_us);
@@ -85,6 +87,14 @@ static void acknowledged(struct cl_rate_control *control, const struct cl_conges
     egress->marked |= ack->marked > 0;
     cl_egress_on_settled(egress, ack->packets, 0);
     cl_cc_on_acked(&delay->cc, &sample);
+    cl_scavenger_on_acked(&delay->scavenger, &(struct cl_scavenger_sample){.bytes = ack->yielding,
+                                                                           .largest = ack->largest,
+                                                                           .next = ack->next,
+                                                                           .limited = ack->yields_limited,
+                                                                           .marked = ack->marked > 0,
+                                                                           .timed = timing->known,
+                                                                           .queue_us = timing->queue_us,
+                                                                           .packet_us = sample.packet_us});
     if (delay->cc.rate != delay->pacer.rate)
         cl_pacer_set(&delay->pacer, delay->cc.rate, delay->cc.burst, now_us);
 }
@@ -94,12 +104,14 @@ static void lost(struct cl_rate_control *control, uint32_t packets)
     struct cl_delay *delay = (struct cl_delay *)(void *)control; /* its first member */
     cl_egress_on_settled(&nic_of(control)->egress, 0, packets);
     cl_cc_on_lost(&delay->cc, packets);
+    cl_scavenger_on_lost(&delay->scavenger);
 }
 
 static void timeout(struct cl_rate_control *control, uint32_t count)
 {
     struct cl_delay *delay = (struct cl_delay *)(void *)control; /* its first member */
     cl_cc_on_pto(&delay->cc, count);
+    cl_scavenger_on_pto(&delay->scavenger, count);
 }
 
 static void received(struct cl_rate_control *control, uint32_t bytes, uint64_t received_us)
@@ -110,19 +122,24 @@ static void received(struct cl_rate_control *control, uint32_t bytes, uint64_t r
 
 /* ---- may a packet leave? ---- */
 
-static bool has_room(const struct cl_rate_control *control, uint64_t urgent, uint64_t in_flight, uint32_t bytes)
+static bool has_room(const struct cl_rate_control *control, uint8_t class, const struct cl_congestion_flight *flight,
+                     uint32_t bytes)
 {
     const struct cl_delay *delay = (const struct cl_delay *)(const void *)control; /* its first member */
     uint64_t window = delay->cc.window;
     uint64_t least = (uint64_t)CL_DELAY_URGENT_PACKETS * delay->cc.packet_bytes;
-    if (urgent < in_flight && window < least)
+    if (class == CL_CLASS_YIELDS)
+        return flight->own + bytes <= cl_scavenger_window(&delay->scavenger);
+    if (flight->urgent < flight->all && window < least)
         window = least; /* the less urgent packets filled the queue that made the window so small */
-    return urgent + bytes <= window;
+    return flight->urgent + bytes <= window;
 }
 
 static uint64_t ready_us(struct cl_rate_control *control, uint8_t class, uint64_t now_us)
 {
     struct cl_delay *delay = (struct cl_delay *)(void *)control; /* its first member */
+    if (class == CL_CLASS_YIELDS)
+        return now_us;
     bool urgent = cl_egress_urgent(&nic_of(control)->egress, class, now_us);
     return cl_pacer_ready_us(&delay->pacer, urgent, now_us);
 }
@@ -174,7 +191,7 @@ static void report(const struct cl_rate_control *control, struct cl_congestion_r
     report->rate_bytes = delay->pacer.rate;
     report->queue_us = delay->cc.queue_us;
     report->capacity_bytes = (uint64_t)egress->capacity;
-    report->carried_bytes = egress->bytes[CL_CLASSES - 1];
+    report->carried_bytes = egress->bytes[CL_CLASSES_BETWEEN_HOSTS - 1];
 }
 
 const struct cl_rate_control_type cl_rate_control_delay = {.name = "delay",

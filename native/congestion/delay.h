@@ -10,6 +10,7 @@
 #include "congestion/ingress.h"
 #include "congestion/pacer.h"
 #include "congestion/rate_control.h"
+#include "congestion/scavenger.h"
 
 enum {
     CL_DELAY_URGENT_PACKETS = 16, /* urgent packets that may leave beside less urgent ones, whatever the window */
@@ -24,6 +25,7 @@ struct cl_delay_nic {
 struct cl_delay {
     struct cl_rate_control control; /* the first member */
     struct cl_cc cc;
+    struct cl_scavenger scavenger; /* of CL_CLASS_YIELDS, beside the others */
     struct cl_pacer pacer;
     struct cl_egress_view view;
     struct cl_active_set_member sender;   /* the peer's place among the senders to this interface */

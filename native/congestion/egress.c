@@ -101,7 +101,7 @@ void cl_egress_sent(struct cl_egress *egress, uint8_t class, uint32_t bytes)
 {
     if (egress->marked && cl_pacer_is_full(&egress->pacer))
         egress->idle_us = egress->pacer.last_us;
-    for (; class < CL_CLASSES; class ++)
+    for (; class < CL_CLASSES_BETWEEN_HOSTS; class ++)
         egress->bytes[class] += bytes + CL_EGRESS_OVERHEAD_BYTES;
     cl_pacer_sent(&egress->pacer, bytes + CL_EGRESS_OVERHEAD_BYTES);
 }
@@ -212,7 +212,7 @@ static void measure(struct cl_egress *egress, struct cl_egress_view *view, const
     }
     *start = *sample;
     start->lost_bytes = egress->lost_bytes;
-    view->started = (uint8_t)(view->started | 1u << sample->class);
+    view->started = (uint16_t)(view->started | 1u << sample->class);
 }
 
 uint32_t cl_egress_on_sample(struct cl_egress *egress, struct cl_egress_view *view,

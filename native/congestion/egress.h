@@ -49,9 +49,9 @@ struct cl_egress {
     bool marked;  /* switches on the way mark packets (ECN) */
     uint32_t datagram_bytes;
     struct cl_pacer pacer;
-    uint64_t lost_bytes;        /* since the start */
-    uint64_t bytes[CL_CLASSES]; /* sent since the start, of this class and all more urgent ones */
-    uint64_t idle_us;           /* when the link was last known to be idle */
+    uint64_t lost_bytes;                      /* since the start */
+    uint64_t bytes[CL_CLASSES_BETWEEN_HOSTS]; /* sent since the start, of this class and all more urgent ones */
+    uint64_t idle_us;                         /* when the link was last known to be idle */
     uint64_t busy_until_us;
     double capacity; /* bytes per second */
     uint32_t weight; /* measurements that `capacity` averages, up to a maximum */
@@ -95,9 +95,10 @@ struct cl_egress_sample {
 /* The state of one path between its samples. */
 struct cl_egress_view {
     bool any;
-    uint32_t queue_us;                         /* smoothed */
-    struct cl_egress_sample start[CL_CLASSES]; /* by class: first packet of the running measurement of capacity */
-    uint8_t started;                           /* bit c: start[c] is set */
+    uint32_t queue_us; /* smoothed */
+    struct cl_egress_sample
+        start[CL_CLASSES_BETWEEN_HOSTS]; /* by class: first packet of the running measurement of capacity */
+    uint16_t started;                    /* bit c: start[c] is set */
 };
 
 void cl_egress_init(struct cl_egress *egress, uint32_t datagram_bytes);

@@ -62,10 +62,12 @@ static void received(struct cl_rate_control *control, uint32_t bytes, uint64_t r
 
 /* ---- may a packet leave? ---- */
 
-static bool has_room(const struct cl_rate_control *control, uint64_t urgent, uint64_t in_flight, uint32_t bytes)
+static bool has_room(const struct cl_rate_control *control, uint8_t class, const struct cl_congestion_flight *flight,
+                     uint32_t bytes)
 {
-    (void)in_flight;
-    return urgent + bytes <= ((const struct cl_fixed *)(const void *)control)->window_bytes; /* its first member */
+    (void)class;
+    return flight->urgent + bytes <=
+           ((const struct cl_fixed *)(const void *)control)->window_bytes; /* its first member */
 }
 
 static uint64_t ready_us(struct cl_rate_control *control, uint8_t class, uint64_t now_us)

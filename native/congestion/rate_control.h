@@ -27,6 +27,13 @@ struct cl_rate_control {
     struct cl_rate_control_nic *nic;
 };
 
+/* Bytes in flight on a path. */
+struct cl_congestion_flight {
+    uint64_t own;    /* of a class */
+    uint64_t urgent; /* of that class and of all more urgent ones */
+    uint64_t all;
+};
+
 /* What is remembered of a packet in flight. */
 struct cl_congestion_packet {
     struct cl_egress_snapshot egress;
@@ -47,10 +54,12 @@ struct cl_congestion_timing {
 struct cl_congestion_ack {
     uint64_t bytes;        /* newly acknowledged, headers included */
     uint32_t packets;      /* newly acknowledged */
+    uint64_t yielding;     /* of these bytes, those of CL_CLASS_YIELDS */
     uint32_t marked;       /* packets marked by switches (ECN), counted by the receiver since the last one */
     uint64_t largest;      /* largest packet number acknowledged */
     uint64_t next;         /* the next packet number to be sent */
     bool limited;          /* cl_congestion_has_room, and nothing else, kept the sender from sending more */
+    bool yields_limited;   /* the same of CL_CLASS_YIELDS; `limited` is of the others */
     uint32_t port_rate;    /* at which data arrives at the receiver's port, in bytes per millisecond */
     uint32_t port_senders; /* hosts that send to that port; 0: unknown */
     struct cl_congestion_timing timing;
@@ -89,7 +98,8 @@ struct cl_rate_control_type {
     void (*received)(struct cl_rate_control *control, uint32_t bytes, uint64_t received_us);
     void (*finished)(struct cl_rate_control *control);
 
-    bool (*has_room)(const struct cl_rate_control *control, uint64_t urgent, uint64_t in_flight, uint32_t bytes);
+    bool (*has_room)(const struct cl_rate_control *control, uint8_t class, const struct cl_congestion_flight *flight,
+                     uint32_t bytes);
     uint64_t (*ready_us)(struct cl_rate_control *control, uint8_t class, uint64_t now_us);
     uint64_t (*nic_ready_us)(struct cl_rate_control_nic *nic, uint8_t class, uint64_t now_us);
 

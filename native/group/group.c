@@ -95,8 +95,8 @@ void cl_group_order(struct cl_group *group, struct cl_operation *operation)
         operation->signature = group->signature;
     }
     if (operation->plan->uses_host)
-        cl_host_queues_order(&group->host_queues, &operation->turn, operation->qos.priority, operation->plan->posts,
-                             group->signature);
+        cl_host_queues_order(&group->host_queues, &operation->turn, cl_class_within_host(operation->qos.priority),
+                             operation->plan->posts, group->signature);
 }
 
 void cl_group_queue(struct cl_group *group, struct cl_operation *operation)

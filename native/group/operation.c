@@ -30,7 +30,7 @@ int cl_operation_request(struct cl_operation *operation, const struct cl_operati
 {
     enum cl_dtype dtype = (enum cl_dtype)request->dtype;
     const struct cl_qos *qos = &request->qos;
-    if (request->dtype < 0 || request->op < 0 || qos->priority > 7)
+    if (request->dtype < 0 || request->op < 0 || qos->priority > CL_CLASS_YIELDS)
         return CL_EINVAL;
     cl_reduce_fn reduce = cl_reduce_kernel(dtype, (enum cl_op)request->op);
     cl_scale_fn scale = cl_scale_kernel(dtype);

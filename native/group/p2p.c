@@ -43,8 +43,8 @@ static struct cl_plan no_steps = {.references = 1, .world_size = 2};
 int cl_p2p_request(struct cl_operation *operation, struct cl_group *group, struct cl_channels *channels,
                    enum cl_operation_kind kind, const struct cl_message_request *request, uint64_t now_us)
 {
-    if (request->tag == UINT32_MAX || (request->memory == NULL && request->length > 0) || request->priority > 7 ||
-        request->length / MESSAGE_LIMIT_BYTES >= UINT32_MAX / 2)
+    if (request->tag == UINT32_MAX || (request->memory == NULL && request->length > 0) ||
+        request->priority > CL_CLASS_YIELDS || request->length / MESSAGE_LIMIT_BYTES >= UINT32_MAX / 2)
         return CL_EINVAL;
     bool local = request->rank != CL_ANY_SOURCE && cl_channels_with(channels, request->rank) != NULL;
     cl_plan *plan = &no_steps;

@@ -143,7 +143,7 @@ struct cl_blocks {
 
 /* The quality of service of a transfer. All zero: reliable, most urgent. The ranks must agree. */
 struct cl_qos {
-    uint8_t priority;     /* 0 (first) to 7 */
+    uint8_t priority;     /* 0 (first) to 7; 8: it yields to other traffic */
     uint8_t treatment;    /* enum cl_treatment */
     uint16_t order;       /* on the network, a class sends the smallest first; equal: first in, first out */
     double loss_bound;    /* share of a message's packets that may be missing at its end, 0 to CL_LOSS_BOUND_MAX */
@@ -403,7 +403,7 @@ struct cl_message_request {
     uint32_t tag;  /* below UINT32_MAX */
     void *memory;  /* belongs to the engine until the operation is done; cl_send only reads it */
     uint64_t length;
-    uint32_t priority;    /* of a send: 0 (first) to 7 */
+    uint32_t priority;    /* of a send: 0 (first) to 7; 8: it yields to other traffic */
     uint64_t timeout_us;  /* 0: none */
     const uint32_t *gate; /* of a send: see struct cl_operation_request */
     uint32_t *done;

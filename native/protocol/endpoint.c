@@ -205,7 +205,7 @@ static int begin(struct cl_endpoint *endpoint, struct cl_peer *peer, struct cl_m
 static int check_post(const struct cl_endpoint *endpoint, const struct cl_peer *peer, const struct cl_message_id *id,
                       const struct cl_qos *qos)
 {
-    if (peer == NULL || id->sequence == UINT32_MAX || qos->priority >= CL_CLASSES ||
+    if (peer == NULL || id->sequence == UINT32_MAX || qos->priority >= CL_CLASSES_BETWEEN_HOSTS ||
         qos->blocks.encoded_bytes > peer->payload_bytes ||
         !(qos->loss_bound >= 0 && qos->loss_bound <= CL_LOSS_BOUND_MAX) ||
         (qos->protect != NULL && !qos->protect_bytes))

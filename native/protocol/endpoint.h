@@ -93,10 +93,10 @@ void cl_endpoint_delay(struct cl_endpoint *endpoint, uint32_t group, uint32_t se
  * a point-to-point receive out of turn; CL_EPEERLOST, CL_EABORTED or CL_ECLOSED when the peer or the group is gone.
  * Then there is no completion. A message that a lost peer had sent completely can still be received. length may be 0:
  * the message then consists of one empty packet. A send completes when the peer has acknowledged every byte, a receive
- * when every byte has been delivered. qos->priority: 0 (first) to 7 (last); the receiver ignores it. For a partial
- * message, both sides must pass the same loss_bound (else CL_EMISMATCH ends the message), and both or neither must
- * protect packets; only the sender reads the `protect` map. Also CL_EINVAL for a loss_bound above CL_LOSS_BOUND_MAX,
- * and for a map with protect_bytes 0. */
+ * when every byte has been delivered. qos->priority: 0 (first) to 7 (last), or CL_CLASS_YIELDS; the receiver ignores
+ * it. For a partial message, both sides must pass the same loss_bound (else CL_EMISMATCH ends the message), and both or
+ * neither must protect packets; only the sender reads the `protect` map. Also CL_EINVAL for a loss_bound above
+ * CL_LOSS_BOUND_MAX, and for a map with protect_bytes 0. */
 int cl_endpoint_post_send(struct cl_endpoint *endpoint, uint16_t peer, struct cl_message_id id, const void *data,
                           uint32_t length, const struct cl_qos *qos, uint64_t now_us, void *context);
 int cl_endpoint_post_receive(struct cl_endpoint *endpoint, uint16_t peer, struct cl_message_id id, struct cl_sink sink,

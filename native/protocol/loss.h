@@ -25,8 +25,9 @@ enum {
 };
 
 struct cl_loss {
-    uint64_t largest_acked[CL_CLASSES]; /* number, of a class and all less urgent ones; valid if any_acked */
-    uint64_t deadline_us;               /* when the time threshold is next reached; UINT64_MAX: no candidate */
+    uint64_t
+        largest_acked[CL_CLASSES_BETWEEN_HOSTS]; /* number, of a class and all less urgent ones; valid if any_acked */
+    uint64_t deadline_us;                        /* when the time threshold is next reached; UINT64_MAX: no candidate */
     uint32_t packet_threshold;
     uint32_t time_shift; /* time threshold = rtt + rtt >> time_shift */
     uint32_t undisputed; /* rounds of losses since a threshold changed */

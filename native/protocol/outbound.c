@@ -156,17 +156,17 @@ static size_t send_data(struct cl_endpoint *endpoint, struct cl_peer *peer, stru
         .datagram_bytes = (uint16_t)smaller(bytes, path->mtu.limit),
         .kind = CL_PACKET_DATA,
         .class = send->priority};
-    struct cl_packet packet = {
-        .kind = CL_PACKET_DATA,
-        .flags = (uint8_t)(send->priority | (last ? CL_PACKET_LAST : 0) | cl_partial_flags(send, number_in_message)),
-        .length = (uint16_t)length,
-        .path = path->index,
-        .signature = message->signature,
-        .group = message->id.group,
-        .sequence = message->id.sequence,
-        .index = message->id.index,
-        .offset = number_in_message * peer->payload_bytes,
-        .number = (uint32_t)path->sent.next};
+    struct cl_packet packet = {.kind = CL_PACKET_DATA,
+                               .flags = (uint8_t)(cl_class_within_host(send->priority) | (last ? CL_PACKET_LAST : 0) |
+                                                  cl_partial_flags(send, number_in_message)),
+                               .length = (uint16_t)length,
+                               .path = path->index,
+                               .signature = message->signature,
+                               .group = message->id.group,
+                               .sequence = message->id.sequence,
+                               .index = message->id.index,
+                               .offset = number_in_message * peer->payload_bytes,
+                               .number = (uint32_t)path->sent.next};
     if (cl_path_asks(path, send->priority, sent.bytes + endpoint->config.datagram_bytes) || ask)
         packet.flags |= CL_PACKET_ACK_NOW;
     if (!cl_sent_push(&path->sent, &sent))
@@ -240,7 +240,7 @@ static size_t send_probe(struct cl_endpoint *endpoint, struct cl_peer *peer, str
 static bool wait_for_interface(struct cl_endpoint *endpoint, struct cl_peer *peer, struct cl_path *path,
                                uint64_t now_us)
 {
-    uint64_t ready_us = cl_congestion_nic_ready_us(&path->nic->congestion, CL_CLASSES - 1, now_us);
+    uint64_t ready_us = cl_congestion_nic_ready_us(&path->nic->congestion, CL_CLASSES_BETWEEN_HOSTS - 1, now_us);
     if (ready_us <= now_us)
         return false;
     cl_peer_list_wait(&endpoint->peers, peer);

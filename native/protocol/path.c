@@ -20,15 +20,16 @@ void cl_path_free(struct cl_path *path)
 
 bool cl_path_open(const struct cl_path *path, uint8_t class, uint32_t bytes)
 {
-    uint64_t urgent = 0;
+    struct cl_congestion_flight flight = {.own = path->sent.class_bytes[class], .all = path->sent.bytes};
     for (int i = 0; i <= class; i++)
-        urgent += path->sent.class_bytes[i];
-    return cl_congestion_has_room(&path->congestion, urgent, path->sent.bytes, bytes);
+        flight.urgent += path->sent.class_bytes[i];
+    return cl_congestion_has_room(&path->congestion, class, &flight, bytes);
 }
 
 bool cl_path_asks(struct cl_path *path, uint8_t class, uint32_t bytes)
 {
-    bool asks = ++path->unasked >= CL_PATH_ACK_EVERY_MAX || path->unasked > path->sent.packets / 2;
+    uint32_t every = class == CL_CLASS_YIELDS ? CL_PATH_ACK_EVERY_YIELDS : CL_PATH_ACK_EVERY_MAX;
+    bool asks = ++path->unasked >= every || path->unasked > path->sent.packets / 2;
     /* a full window in which no packet asks for an acknowledgement would wait for the receiver's timer */
     if (!asks && !cl_path_open(path, class, bytes))
         asks = path->loss.any_acked && path->asked <= path->loss.largest_acked[0];
@@ -53,6 +54,7 @@ static void take(struct cl_path *path, const struct cl_range *range, cl_loss_fn 
         cl_loss_on_acked(&path->loss, number, packet.class);
         cl_mtu_on_came(&path->mtu, packet.sent_us, packet.datagram_bytes);
         ack->bytes += packet.bytes;
+        ack->yielding += packet.class == CL_CLASS_YIELDS ? packet.bytes : 0;
         ack->packets++;
         taken(argument, &packet);
     }
@@ -131,6 +133,7 @@ bool cl_path_on_ack(struct cl_path *path, const struct cl_packet *packet, const 
     struct cl_congestion_ack ack = {.largest = frame.largest,
                                     .next = path->sent.next,
                                     .limited = frame.largest < path->limited_until,
+                                    .yields_limited = frame.largest < path->yields_limited_until,
                                     .port_rate = frame.port_rate,
                                     .port_senders = frame.port_senders};
     const struct cl_sent_packet *timed = cl_sent_find(&path->sent, frame.largest);

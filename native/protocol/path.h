@@ -18,23 +18,25 @@ enum {
     CL_PATH_DEAD_PTOS = 2,            /* a path is dead after so many timeouts in a row, while another path delivers */
     CL_PATH_PROBE_US = 50000,         /* how often a dead path is tried */
     CL_PATH_PROBE_IDLE_US = 10000000, /* the same, while nothing waits for the peer */
-    CL_PATH_PINGS_MAX = 16,     /* unanswered PINGs that are remembered: the longest round trip in CL_PATH_PROBE_US */
-    CL_PATH_ACK_EVERY_MAX = 32, /* packets after which a sender with a large window asks for an acknowledgement */
+    CL_PATH_PINGS_MAX = 16,       /* unanswered PINGs that are remembered: the longest round trip in CL_PATH_PROBE_US */
+    CL_PATH_ACK_EVERY_MAX = 32,   /* packets after which a sender with a large window asks for an acknowledgement */
+    CL_PATH_ACK_EVERY_YIELDS = 4, /* the same of traffic that yields: what acknowledgements release must be no queue */
 };
 
 struct cl_path {
     uint16_t index;
-    bool dead;              /* gets probes only */
-    bool paused;            /* gets data only while no other path lives: see cl_endpoint_pause */
-    bool probe;             /* a PTO fired: send one packet, whatever the window says */
-    bool probe_waits;       /* the probe waits for the interface */
-    bool ping;              /* send a PING */
-    uint32_t padded_ping;   /* send a PING of this size; 0: none */
-    uint32_t unasked;       /* packets sent since one asked for an acknowledgement */
-    uint64_t asked;         /* number of the packet that asked */
-    uint64_t limited_until; /* packets below this number left while the window was the limit */
-    uint64_t delivered_us;  /* when an acknowledgement last reported an arrival */
-    uint64_t next_probe_us; /* of a dead path */
+    bool dead;                     /* gets probes only */
+    bool paused;                   /* gets data only while no other path lives: see cl_endpoint_pause */
+    bool probe;                    /* a PTO fired: send one packet, whatever the window says */
+    bool probe_waits;              /* the probe waits for the interface */
+    bool ping;                     /* send a PING */
+    uint32_t padded_ping;          /* send a PING of this size; 0: none */
+    uint32_t unasked;              /* packets sent since one asked for an acknowledgement */
+    uint64_t asked;                /* number of the packet that asked */
+    uint64_t limited_until;        /* packets below this number left while the window was the limit */
+    uint64_t yields_limited_until; /* ... that of CL_CLASS_YIELDS */
+    uint64_t delivered_us;         /* when an acknowledgement last reported an arrival */
+    uint64_t next_probe_us;        /* of a dead path */
     uint64_t packets_lost, packets_received;
     uint64_t heard_us; /* when a packet of any kind last came; 0: never */
     uint32_t deaths;

@@ -13,7 +13,7 @@ static void enter(struct cl_queue *queue, struct cl_queue_node *node, int class)
     if (turn == NULL) {
         own->previous = own->next = node;
         queue->turn[class] = node;
-        queue->classes = (uint8_t)(queue->classes | 1u << class);
+        queue->classes = (uint16_t)(queue->classes | 1u << class);
         return;
     }
     /* the last turn */
@@ -29,7 +29,7 @@ static void leave(struct cl_queue *queue, struct cl_queue_node *node, int class)
     struct cl_queue_class *own = &node->classes[class];
     if (own->next == node) {
         queue->turn[class] = NULL;
-        queue->classes = (uint8_t)(queue->classes & ~(1u << class));
+        queue->classes = (uint16_t)(queue->classes & ~(1u << class));
     } else {
         own->previous->classes[class].next = own->next;
         own->next->classes[class].previous = own->previous;
@@ -80,16 +80,16 @@ void cl_queue_sent(struct cl_queue *queue, struct cl_queue_node *node, const str
 
 void cl_queue_block(struct cl_queue *queue, struct cl_queue_node *node, uint8_t class)
 {
-    for (; class < CL_CLASSES; class ++) {
+    for (; class < CL_CLASSES_BETWEEN_HOSTS; class ++) {
         if (node->classes[class].sends.first != NULL && !(node->blocked >> class & 1))
             leave(queue, node, class);
-        node->blocked = (uint8_t)(node->blocked | 1u << class);
+        node->blocked = (uint16_t)(node->blocked | 1u << class);
     }
 }
 
 void cl_queue_unblock(struct cl_queue *queue, struct cl_queue_node *node)
 {
-    for (int class = 0; class < CL_CLASSES; class ++)
+    for (int class = 0; class < CL_CLASSES_BETWEEN_HOSTS; class ++)
         if (node->classes[class].sends.first != NULL && node->blocked >> class & 1)
             enter(queue, node, class);
     node->blocked = 0;

@@ -30,14 +30,14 @@ struct cl_queue_class {
 
 /* One peer's place in the queue. */
 struct cl_queue_node {
-    struct cl_queue_class classes[CL_CLASSES];
-    uint8_t blocked; /* bit c: class c */
+    struct cl_queue_class classes[CL_CLASSES_BETWEEN_HOSTS];
+    uint16_t blocked; /* bit c: class c */
 };
 
 struct cl_queue {
-    struct cl_queue_node *turn[CL_CLASSES]; /* the peer whose turn it is; NULL: no peer has data */
-    uint8_t classes;                        /* bit c: turn[c] is not NULL */
-    uint32_t packets;                       /* taken so far, for the guard */
+    struct cl_queue_node *turn[CL_CLASSES_BETWEEN_HOSTS]; /* the peer whose turn it is; NULL: no peer has data */
+    uint16_t classes;                                     /* bit c: turn[c] is not NULL */
+    uint32_t packets;                                     /* taken so far, for the guard */
     uint32_t turn_packets;
     uint32_t turn_limit; /* packets of the present turn; fewer than CL_QUEUE_TURN count as that */
 };
@@ -51,10 +51,10 @@ void cl_queue_push(struct cl_queue *queue, struct cl_queue_node *node, struct cl
 void cl_queue_remove(struct cl_queue *queue, struct cl_queue_node *node, struct cl_send *send);
 /* The message to send a packet of; NULL when there is none. */
 struct cl_send *cl_queue_next(const struct cl_queue *queue);
-/* The most urgent class with data; CL_CLASSES: none. */
+/* The most urgent class with data; CL_CLASSES_BETWEEN_HOSTS: none. */
 static inline uint8_t cl_queue_first_class(const struct cl_queue *queue)
 {
-    return (uint8_t)__builtin_ctz(queue->classes | 1u << CL_CLASSES);
+    return (uint8_t)__builtin_ctz(queue->classes | 1u << CL_CLASSES_BETWEEN_HOSTS);
 }
 /* Moves the turn on after a packet of `send` was sent, a message in `node` of the class of cl_queue_next's. It is
  * called before the message is removed. */

@@ -31,11 +31,11 @@ struct cl_sent_packet {
 
 struct cl_sent {
     struct cl_sent_packet *ring;
-    uint32_t capacity;                /* a power of two */
-    uint32_t packets;                 /* in flight */
-    uint32_t pings;                   /* of those, PINGs: nothing waits for them */
-    uint64_t bytes;                   /* in flight */
-    uint64_t class_bytes[CL_CLASSES]; /* the same by class */
+    uint32_t capacity;                              /* a power of two */
+    uint32_t packets;                               /* in flight */
+    uint32_t pings;                                 /* of those, PINGs: nothing waits for them */
+    uint64_t bytes;                                 /* in flight */
+    uint64_t class_bytes[CL_CLASSES_BETWEEN_HOSTS]; /* the same by class */
     uint64_t low, next;
     uint64_t last_sent_us; /* of a packet that is not a PING */
 };

@@ -34,7 +34,7 @@ struct cl_path *cl_spray_pick(struct cl_path *paths, uint32_t count, const struc
         if (!is_usable(path, paths, count) || cl_path_is_full(path))
             continue;
         if (!cl_path_open(path, packet->class, packet->bytes)) {
-            path->limited_until = path->sent.next;
+            *(packet->class == CL_CLASS_YIELDS ? &path->yields_limited_until : &path->limited_until) = path->sent.next;
             continue;
         }
         uint64_t path_ready_us = cl_congestion_ready_us(&path->congestion, packet->first_class, now_us);

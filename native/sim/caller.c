@@ -30,6 +30,13 @@ static uint64_t due_ns(const struct sim_rank *rank, uint32_t call)
     return scenario->calls[call].at_ns + skew_ns + (late != NULL ? late->for_ns : 0);
 }
 
+/* The class in which the call travels: half of those of the last class yield. */
+static uint8_t class_of(const struct sim_world *world, uint32_t call, uint8_t class)
+{
+    bool yields = class == CL_CLASSES - 1 && sim_mix(world->scenario->seed ^ sim_mix(call)) % 2 == 0;
+    return yields ? CL_CLASS_YIELDS : class;
+}
+
 /* Makes and fills the buffers of its part. */
 static void prepare_collective(struct sim_world *world, struct sim_operation *operation)
 {
@@ -77,8 +84,7 @@ static int request_collective(struct sim_rank *rank, struct sim_operation *opera
     operation->shape = mismatch != NULL ? (uint32_t)mismatch->amount : call->shape;
     const struct sim_shape *shape = &world->plans->shapes[operation->shape];
     struct cl_qos qos = call->qos;
-    if (mismatch != NULL)
-        qos.priority = (uint8_t)mismatch->path;
+    qos.priority = class_of(world, operation->call, mismatch != NULL ? (uint8_t)mismatch->path : qos.priority);
     sim_trace_say(&world->trace, "rank %u: calls %u: %s of %llu x %s, group %u, operation %u, priority %u%s", rank->id,
                   operation->call, shape->collective, (unsigned long long)shape->numel, sim_element_name(call->dtype),
                   call->group + 1, group->sequence, qos.priority, mismatch != NULL ? ", unlike the others" : "");
@@ -116,7 +122,7 @@ static int request_message(struct sim_rank *rank, struct sim_operation *operatio
                                          .tag = call->tag,
                                          .memory = sends ? operation->input : operation->output,
                                          .length = length,
-                                         .priority = call->qos.priority,
+                                         .priority = class_of(world, operation->call, call->qos.priority),
                                          .timeout_us = world->scenario->timeout_us};
     sim_scarcity_set(&world->scarcity, rank->scarce);
     int status =

@@ -278,11 +278,12 @@ static void check_lost(struct sim_world *world, const struct sim_rank *rank, uin
 
 /* ---- memory, data in flight, turns ---- */
 
-static void check_batch(struct sim_world *world, struct sim_rank *rank, uint8_t classes, uint32_t taken)
+static void check_batch(struct sim_world *world, struct sim_rank *rank, uint16_t classes, uint32_t taken)
 {
     enum { TURNS = 4 /* of the guard: refused turns lie between */ };
-    uint8_t waiting = classes & rank->endpoint->queue.classes; /* these had something to send all the time */
+    uint16_t waiting = classes & rank->endpoint->queue.classes; /* these had something to send all the time */
     uint32_t last = waiting != 0 ? 31 - (uint32_t)__builtin_clz(waiting) : 0;
+    last = cl_class_within_host((uint8_t)last); /* as packets have it */
     /* Acknowledgements and probes go first and take nobody's turn: one timeout can ask for a probe to every peer. */
     for (uint32_t i = rank->driver.batch_count - (taken < rank->driver.batch_count ? taken : rank->driver.batch_count);
          i < rank->driver.batch_count; i++)

@@ -46,7 +46,7 @@ struct sim_rank {
 
     bool busy;              /* in the latest turn an operation used up its budget */
     uint32_t spins;         /* turns in a row with nothing to do that want the next one at once */
-    uint8_t queue_classes;  /* of the endpoint's queue before it filled the batch: classes with something to send */
+    uint16_t queue_classes; /* of the endpoint's queue before it filled the batch: classes with something to send */
     uint32_t queue_packets; /* ... and packets taken from the queue so far */
     uint32_t starved;       /* the queue's packets since the last class with anything to send had a turn */
 

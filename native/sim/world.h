@@ -22,7 +22,7 @@ struct sim_checks {
     void (*lost)(struct sim_world *world, const struct sim_rank *rank, uint16_t peer);
     /* The endpoint filled the rank's batch; `classes` of its queue had something to send before, and the last `taken`
      * packets are the queue's. No class starves. */
-    void (*batch)(struct sim_world *world, struct sim_rank *rank, uint8_t classes, uint32_t taken);
+    void (*batch)(struct sim_world *world, struct sim_rank *rank, uint16_t classes, uint32_t taken);
     /* A datagram leaves. Data takes a paused path only while no other one lives. */
     void (*path)(struct sim_world *world, struct sim_rank *rank, const struct cl_datagram *datagram);
     /* A turn ended: memory and data in flight are bounded. */

@@ -102,6 +102,8 @@ static void deliver(void *context, struct sim_datagram *datagram)
     struct network *network = context;
     struct sim_driver *driver = &network->hosts[datagram->to].driver;
     if (datagram->protocol == NETWORK_OTHERS) {
+        if (network->others != NULL)
+            network->others(datagram);
         sim_pool_give(&network->links.medium.pool, datagram);
         return;
     }

@@ -45,7 +45,9 @@ struct network {
     bool (*drops)(struct network *network, uint32_t from, const struct cl_datagram *datagram);
     /* It is called with each datagram that reaches a host, before the host has it. */
     void (*meddle)(struct network *network, struct sim_datagram *datagram);
-    void *argument; /* for both */
+    /* It is called with each datagram of NETWORK_OTHERS that reaches its host; NULL: nothing happens. */
+    void (*others)(const struct sim_datagram *datagram);
+    void *argument; /* for drops and meddle */
 };
 
 /* mbit_per_s 0: infinitely fast. Links take 100 us; all peers know each other. */

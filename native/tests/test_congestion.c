@@ -15,8 +15,8 @@ TEST(test_events_and_questions)
     cl_congestion_nic_init(&nic, cl_congestion_find(NULL), BYTES);
     cl_congestion_init(&congestion, &nic, BYTES);
     uint64_t window = cl_congestion_report(&congestion).window_bytes;
-    CHECK(cl_congestion_has_room(&congestion, 0, 0, BYTES));
-    CHECK(!cl_congestion_has_room(&congestion, window, window, BYTES));
+    CHECK(cl_congestion_has_room(&congestion, 4, &(struct cl_congestion_flight){0, 0, 0}, BYTES));
+    CHECK(!cl_congestion_has_room(&congestion, 4, &(struct cl_congestion_flight){window, window, window}, BYTES));
     CHECK_EQ(cl_congestion_delay_us(&congestion), 0);
     uint32_t sent = 0;
     while (cl_congestion_nic_ready_us(&nic, 4, 0) == 0 && sent < 1000) {

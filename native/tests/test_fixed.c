@@ -37,8 +37,10 @@ TEST(test_nothing_changes_it)
     uint64_t window = (uint64_t)CL_FIXED_WINDOW_PACKETS * BYTES;
     for (uint32_t i = 0; i < 1000; i++) {
         CHECK_EQ(cl_congestion_report(&path).window_bytes, window);
-        CHECK(cl_congestion_has_room(&path, window - BYTES, window - BYTES, BYTES));
-        CHECK(!cl_congestion_has_room(&path, window - BYTES + 1, window, BYTES));
+        CHECK(cl_congestion_has_room(
+            &path, 4, &(struct cl_congestion_flight){window - BYTES, window - BYTES, window - BYTES}, BYTES));
+        CHECK(!cl_congestion_has_room(
+            &path, 4, &(struct cl_congestion_flight){window - BYTES + 1, window - BYTES + 1, window}, BYTES));
         CHECK_EQ(cl_congestion_ready_us(&path, 4, i), i);
         CHECK_EQ(cl_congestion_nic_ready_us(&nic, 4, i), i);
         cl_congestion_sent(&path, 4, 4, BYTES, i);

@@ -134,7 +134,7 @@ TEST(test_blocked_peer_holds_nobody_up)
 TEST(test_only_less_urgent_classes_are_blocked)
 {
     start();
-    CHECK_EQ(cl_queue_first_class(&queue), CL_CLASSES);
+    CHECK_EQ(cl_queue_first_class(&queue), CL_CLASSES_BETWEEN_HOSTS);
     sends[0][0].priority = 6;
     sends[0][1].priority = 1;
     sends[0][2].priority = 4;

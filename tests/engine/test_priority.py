@@ -48,6 +48,24 @@ def test_an_urgent_operation_overtakes_bulk_of_its_group(hosts: list[tuple[int, 
         assert world.on_each(body) == [["urgent", "bulk", "more"]] * world.size
 
 
+@pytest.mark.parametrize(("hosts", "wire"), HOSTS)
+def test_operations_that_yield_end_with_the_right_result(hosts: list[tuple[int, ...]], wire: str) -> None:
+    """Beside bulk of class 7, with which they share a queue within a host."""
+    with World(hosts, wire) as world, world.open_group() as team:
+
+        def body(rank: int) -> bool:
+            arrays = [np.ones(BULK.numel, "f4") for _ in range(4)]
+            handles = [start(team[rank], BULK, array, 7 + i % 2) for i, array in enumerate(arrays)]
+            for handle in handles:
+                handle.wait(PATIENCE_S)
+            at = address(alone := np.ones(URGENT.numel, "f4"))
+            plan = make_plan(team[rank], URGENT)
+            team[rank].run(Request(plan, at, at, URGENT.dtype, URGENT.op, timeout_s=PATIENCE_S, priority=8))
+            return all((array == world.size).all() for array in [*arrays, alone])
+
+        assert world.on_each(body) == [True] * world.size
+
+
 def test_a_synchronous_operation_overtakes_bulk() -> None:
     with World([(0, 1)], "none") as world, world.open_group() as team:
 

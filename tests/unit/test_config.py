@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from commlayer import config
-from commlayer.config import Config, Ddp, Policy
+from commlayer.config import PRIORITIES, Config, Ddp, Policy
 from commlayer.errors import ConfigError
 
 
@@ -156,6 +156,8 @@ def test_no_matching_interface_is_an_error_that_lists_the_interfaces(ifname: tup
         {"priority": -1},
         {"priority": "high"},
         {"priority": True},
+        {"yields": 1},
+        {"yields": "no"},
         {"deterministic": "yes"},
         {"deterministic": 1},
         {"algorithm": "tree"},
@@ -181,6 +183,11 @@ def test_a_bad_policy_is_refused(bad: dict[str, Any]) -> None:
         Policy(**bad)
 
 
+def test_a_policy_that_yields_has_a_class_after_the_last() -> None:
+    assert Policy(priority=0, yields=True).service_class == PRIORITIES
+    assert Policy(priority=7).service_class == 7
+
+
 def test_the_variable_of_a_trial_is_no_setting_and_no_error() -> None:
     assert Config.from_environment({"COMMLAYER_TRIAL": "/trial"}) == Config()
 
@@ -194,7 +201,7 @@ def test_numbers_of_any_type_become_plain_ones() -> None:
     policy = Policy(**numbers)
     assert policy == Policy(priority=3, loss_bound=0.25, exact_steps=7)
     assert [type(value) for value in dataclasses.asdict(policy).values() if type(value) not in (str, type(None))] == [
-        *(int, bool, float, int, bool)
+        *(int, bool, float, int, bool, bool)
     ]
     decimal: Any = Decimal("0.01")
     assert Policy(loss_bound=decimal).loss_bound == 0.01
@@ -260,11 +267,12 @@ def test_disable_may_be_in_the_file(tmp_path: Path) -> None:
 
 def test_groups_take_no_codec_and_no_losses_from_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "policy.toml"
-    path.write_text("[policy]\npriority = 2\ncodec = 'int8'\nloss_bound = 0.1\ntreatment = 'zero'\n")
+    path.write_text("[policy]\npriority = 2\ncodec = 'int8'\nloss_bound = 0.1\ntreatment = 'zero'\nyields = true\n")
     monkeypatch.setenv("COMMLAYER_CONFIG", str(path))
-    assert config.policy_of_groups(Config()) == Policy(priority=2)
-    assert config.policy_of_groups(Config(deterministic=True)) == Policy(priority=2, deterministic=True)
-    assert config.policy_of_job() == Policy(priority=2, codec="int8", loss_bound=0.1, treatment="zero")
+    assert config.policy_of_groups(Config()) == Policy(priority=2, yields=True)
+    deterministic = Policy(priority=2, deterministic=True, yields=True)
+    assert config.policy_of_groups(Config(deterministic=True)) == deterministic
+    assert config.policy_of_job() == Policy(priority=2, codec="int8", loss_bound=0.1, treatment="zero", yields=True)
 
 
 def test_settings_of_models_are_shared_by_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:

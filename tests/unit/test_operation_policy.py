@@ -7,8 +7,9 @@ import torch
 from torch.distributed import ReduceOp
 
 from commlayer import Policy
+from commlayer.config import PRIORITIES
 from commlayer.frontend.group.tensors import REDUCTIONS
-from commlayer.loss.operation_policy import LOSS_BUDGET, PartialPolicy, can_lose
+from commlayer.loss.operation_policy import LOSS_BUDGET, OperationPolicy, PartialPolicy, can_lose
 from commlayer.plans.select import plan_for
 from commlayer.plans.settings import Settings
 from commlayer.tools.bench.papers import policy_of
@@ -44,6 +45,13 @@ def lossy(**policy: Any) -> PartialPolicy:
 )
 def test_groups_that_may_lose(hosts: Any, policy: dict[str, Any], loses: bool) -> None:
     assert (partial(hosts, **policy) is not None) == loses
+
+
+def test_a_policy_that_yields_yields_in_every_class() -> None:
+    for policy in (Policy(yields=True), Policy(priority=0, yields=True)):
+        made = OperationPolicy.of(policy, FLAT, (PACKET_BYTES, PACKET_BYTES), RELIABLE)
+        assert made.priority == PRIORITIES
+    assert made.without_class().priority is None
 
 
 @pytest.mark.parametrize("share", [0.5, 0.01, 0.000_001, 0.123_456_7])

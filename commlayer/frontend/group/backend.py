@@ -146,7 +146,7 @@ class CommProcessGroup(dist.ProcessGroup):
         """The ranks of the group by host."""
         self.host_count = len(native.hosts)
         # torch's set_timeout and _set_pg_timeout put the group's timeout into gloo's options.
-        priority, gloo = self.policy.priority, self._gloo
+        priority, gloo = self.policy.service_class, self._gloo
         agreement = dist.PrefixStore("shares", rendezvous.store)
         self._submitter = Submitter(self._native, settings, priority, lambda: gloo.options._timeout, calls, agreement)
         self._native.on_left = self._submitter.forget

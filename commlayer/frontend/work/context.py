@@ -50,9 +50,9 @@ def priority(n: int) -> Iterator[None]:
     It holds for every collective and send of every commlayer group, whoever calls it: funcol, DTensor, FSDP2,
     pipelining. All ranks must use the same class for a collective. Of a message only the sender's class counts.
 
-    The class of the context replaces that of the group's policy. An operation with a policy of its own (`policy=`, and
-    thus the buckets of a HookState and the collectives of compress_fsdp) keeps the class of that policy. The innermost
-    context counts.
+    The class of the context replaces that of the group's policy, `yields` included. An operation with a policy of its
+    own (`policy=`, and thus the buckets of a HookState and the collectives of compress_fsdp) keeps the class of that
+    policy. The innermost context counts.
 
     A context belongs to its thread, as any ContextVar does: threads begin without one. Autograd runs the backward pass
     of CPU tensors in the thread that calls `backward()`, and that of CUDA tensors in a thread of its own, which is

@@ -1,0 +1,92 @@
+/* Whole endpoints beside a flow of TCP at one port, in virtual time, and alone. The table shows which share we take;
+ * only that of traffic that yields has a limit. */
+#include "congestion/class.h"
+#include "congestion/scavenger.h"
+
+#include "protocol/endpoint.h"
+#include "tests/check.h"
+#include "tests/network.h"
+#include "tests/tcp.h"
+
+enum { MIB = 1 << 20, MESSAGES_AHEAD = 8, WIRE_BYTES = 1514, PAYLOAD_BYTES = 1432, BUFFERS = 5 };
+
+static const double PRODUCTS[BUFFERS] = {0.1, 0.5, 1, 2, 4}; /* of bandwidth and delay: the port's buffer */
+
+static uint8_t data[MIB], target[MIB];
+
+struct place {
+    double mbit;
+    uint64_t round_us, sleep_us, us; /* the last: how long it is measured, after a quarter of that */
+};
+
+enum neighbour { NOBODY = -1, CUBIC = TCP_CUBIC, BBR = TCP_BBR };
+
+struct shares {
+    double ours, theirs; /* of the port's rate, percent */
+};
+
+static struct shares run(const struct place *place, double product, uint8_t class, enum neighbour neighbour)
+{
+    struct network *network = network_new(2, 1, 20 * place->mbit, 100000, 64 << 20, 1);
+    double packets = product * (double)place->round_us * place->mbit / 8 / WIRE_BYTES;
+    network_set_link(network_ingress(network, 1, 0), place->mbit, (uint32_t)(packets < 2 ? 2 : packets + 0.5) + 1);
+    network_set_delay(network, place->round_us / 2);
+    network->sleep_ns = place->sleep_us * 1000;
+    const struct cl_engine_stats *stats = cl_endpoint_stats(network->hosts[1].endpoint);
+    uint64_t begun_us = network_now_us(network), joined_us = begun_us + 100000; /* ours is alone at first */
+    uint64_t warm_us = joined_us + place->us / 4, end_us = warm_us + place->us, ours = 0, theirs = 0;
+    struct tcp *tcp = NULL;
+    uint32_t posted = 0;
+    for (uint64_t now_us = begun_us; now_us < end_us; now_us += 1000) {
+        for (; posted < network->hosts[1].completed + MESSAGES_AHEAD; posted++)
+            network_post(network,
+                         (struct network_message){0, 1, {1, posted + 1, 0}, data, target, MIB, {.priority = class}});
+        if (now_us >= joined_us && tcp == NULL && neighbour != NOBODY)
+            tcp = tcp_new(network, (enum tcp_kind)neighbour, place->round_us);
+        if (now_us <= warm_us) {
+            ours = stats->payload_bytes_received;
+            theirs = tcp != NULL ? tcp->carried : 0;
+        }
+        network_run_until(network, now_us + 1000);
+    }
+    double capacity = place->mbit * (double)place->us / 8 / WIRE_BYTES / 100; /* packets, per percent */
+    struct shares shares = {(double)(stats->payload_bytes_received - ours) / PAYLOAD_BYTES / capacity,
+                            tcp != NULL ? (double)(tcp->carried - theirs) / capacity : 0};
+    network_free(network);
+    tcp_free(tcp);
+    return shares;
+}
+
+static const struct place PLACES[] = {
+    {1000, 200, 0, 500000},  {1000, 1000, 0, 1000000}, {1000, 1000, 500, 1000000},
+    {200, 5000, 0, 4000000}, {200, 20000, 0, 8000000},
+};
+
+static void print_row(const struct place *place, uint8_t class, enum neighbour neighbour, struct shares *shares)
+{
+    static const char *const NAMES[] = {"alone", "beside cubic", "beside BBR"};
+    printf("   %4.0f Mbit/s, %4.1f ms, sleep %3u us, %-10s %-12s |", place->mbit, (double)place->round_us / 1e3,
+           (unsigned)place->sleep_us, class == CL_CLASS_YIELDS ? "yields," : "class 4,", NAMES[neighbour + 1]);
+    for (int i = 0; i < BUFFERS; i++) {
+        shares[i] = run(place, PRODUCTS[i], class, neighbour);
+        printf(" %3.0f + %3.0f", shares[i].ours, shares[i].theirs);
+    }
+    printf("\n");
+    fflush(stdout);
+}
+
+TEST(test_shares)
+{
+    printf("   our share + the neighbour's, %%, with buffers of 0.1, 0.5, 1, 2 and 4 bandwidth-delay products\n");
+    for (size_t i = 0; i < sizeof PLACES / sizeof *PLACES; i++)
+        for (int neighbour = NOBODY; neighbour <= BBR; neighbour++)
+            for (int yields = 0; yields < 2; yields++) {
+                struct shares shares[BUFFERS];
+                print_row(&PLACES[i], yields ? CL_CLASS_YIELDS : 4, (enum neighbour)neighbour, shares);
+                for (int j = 1; yields && j < BUFFERS; j++) { /* from half a product on */
+                    CHECK(neighbour == NOBODY || shares[j].ours < 10);
+                    CHECK(neighbour == NOBODY || shares[j].theirs > 90);
+                    CHECK(neighbour != NOBODY || j < 2 || shares[j].ours > 75);
+                }
+            }
+}
