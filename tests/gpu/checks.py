@@ -182,6 +182,19 @@ def overlap(lab: Lab, rank: int, size: int) -> None:
         torch.testing.assert_close(mine, theirs, rtol=1e-2, atol=1e-3)
 
 
+def within(lab: Lab, rank: int, size: int) -> None:
+    """DDP with a hook that sums gradients within a group first has the parameters of the same training on the host."""
+    found = []
+    for net, device in ((lab.model(_net()), lab.device), (_net(), torch.device("cpu"))):
+        model = DistributedDataParallel(net, bucket_cap_mb=0.002)
+        state = commlayer.HookState(commlayer.Policy(deterministic=True), within=dist.group.WORLD)
+        model.register_comm_hook(state, commlayer.allreduce_hook)
+        _loop(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), rank, device)
+        found.append([each.detach().cpu() for each in model.parameters()])
+    for mine, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
 def fsdp(lab: Lab, rank: int, size: int) -> None:
     """FSDP2, which waits on streams of its own, has the parameters of the same training on the host."""
     _sharded(lab, rank, (size,))
@@ -291,7 +304,7 @@ CHECKS: dict[str, Check] = {
     )
 }
 
-ON_GPUS: dict[str, Check] = {each.__name__: each for each in (ddp, amp, overlap, fsdp, hsdp)}
+ON_GPUS: dict[str, Check] = {each.__name__: each for each in (ddp, amp, overlap, within, fsdp, hsdp)}
 """These need a GPU: a fake of one does not order the kernels of a model behind its streams."""
 
 

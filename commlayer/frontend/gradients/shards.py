@@ -195,12 +195,8 @@ class Shards:
 
     def _agree(self, *, failed: bool, finite: bool) -> bool:
         """Whether the averages are finite on all ranks. Raises an error on all ranks if an operation failed on one."""
-        try:
-            overflows, culprit = self._tell(failed=failed, finite=finite)
-        except CommError:
-            if self._errors:
-                raise self._errors[0] from None
-            raise
+        # If a rank has died, this raises, and names that one: the peer of an operation may only have gone after it.
+        overflows, culprit = self._tell(failed=failed, finite=finite)
         if self._errors:
             raise self._errors[0]
         if culprit is not None:
