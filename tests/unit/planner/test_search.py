@@ -244,6 +244,14 @@ def test_the_first_stage_recomputes_which_keeps_most() -> None:
     assert "recompute on ranks 0," in str(best)
 
 
+def test_with_chunks_the_rank_recomputes_that_keeps_most() -> None:
+    """Groups of 2 on two ranks of two chunks: rank 0 keeps 5 activations of 10 bytes, rank 1 keeps 3."""
+    layer = Layer(1, 2, 0, 10, output_bytes=1)
+    plans = search(Costs([layer] * 4, Link(1e15)), ranks=2, microbatches=4, memory_bytes=40, chunks=(2,), keep=99)
+    recomputed = {plan.choice.recompute for plan in plans if (plan.choice.ranks, plan.choice.group) == (2, 2)}
+    assert recomputed == {(0,)}
+
+
 def test_1f1b_gets_a_partition_that_fits() -> None:
     """Two ranks, 4 layers: rank 0 keeps two micro-batches, so it takes one layer where memory is short."""
     costs = Costs([Layer(1, 2, 0, 10)] * 4, Link(1e12))
