@@ -213,7 +213,8 @@ void cl_engine_attend(struct cl_engine *engine)
         cl_engine_wake(engine);
         return;
     }
-    if (visit(engine))
+    /* Mostly there is more to do because a message had come before its receive: the second turn ends the receive. */
+    if (visit(engine) && visit(engine))
         cl_engine_wake(engine);
     pthread_mutex_unlock(&engine->core);
 }
