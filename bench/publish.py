@@ -14,7 +14,6 @@ turns with memcpy of one state. Rates are CPU times of the thread: of all bytes 
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import math
 import socket
@@ -29,6 +28,7 @@ import torch
 from torch import Tensor, nn
 
 import commlayer
+from bench.harness.options import options
 from bench.harness.page import write_between
 from commlayer.transport import kernels
 
@@ -153,9 +153,9 @@ def speed_row(share: float) -> str:
 
 def main() -> None:
     """Measures, prints, and keeps the tables with `--keep`."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("--keep", action="store_true", help="write the tables to docs/publish.md")
-    options = parser.parse_args()
+    asked = parser.parse_args()
     torch.manual_seed(0)
     pages = b"".join(page.read_bytes() for page in sorted((ROOT / "docs").glob("*.md")))
     text, model = torch.frombuffer(bytearray(pages), dtype=torch.uint8), Model()
@@ -178,7 +178,7 @@ def main() -> None:
     ]
     parts = {"bytes": "\n".join(size), "speed": "\n".join(speed)}
     print("\n\n".join(parts.values()))
-    if options.keep:
+    if asked.keep:
         write_between(ROOT / "docs/publish.md", **parts)
 
 
