@@ -22,6 +22,7 @@ from .errors import (
     PeerLostError,
     UnreachableError,
 )
+from .frontend.elastic.elastic import elastic
 from .frontend.experts import experts
 from .frontend.experts.all_to_all import all_to_all_single, all_to_all_single_autograd
 from .frontend.gradients.ddp import allreduce_hook
@@ -64,6 +65,7 @@ __all__ = [
     "all_to_all_single_autograd",
     "allreduce_hook",
     "compress_fsdp",
+    "elastic",
     "experts",
     "flight_record",
     "overlap",

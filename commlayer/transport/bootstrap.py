@@ -14,6 +14,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -46,6 +47,13 @@ AGAIN_S = 0.02
 
 LEAVE_S = 2.0
 """Longest time, in seconds, for which a process that cannot start serves the Store, so that others learn the reason."""
+
+
+check_present: ContextVar[Callable[[], None] | None] = ContextVar("commlayer.present", default=None)
+"""Raises a CommError once a rank is known to have died while the ranks of a new group meet; None: nobody looks."""
+
+PRESENT_S = 0.02
+"""Pause between two such looks."""
 
 
 class Rendezvous:
@@ -180,6 +188,14 @@ class Rendezvous:
 
     def _came(self, keys: list[str], seconds: float) -> bool:
         """Waits for the keys; False if some did not come."""
+        if (check := check_present.get()) is not None:
+            end = time.monotonic() + seconds
+            while not self.store.check(keys):
+                check()
+                if time.monotonic() >= end:
+                    return False
+                time.sleep(PRESENT_S)
+            return True
         try:
             self.store.wait(keys, timedelta(seconds=seconds))
         except dist.DistNetworkError:

@@ -56,6 +56,7 @@ MAY_IMPORT = {
         *("errors", "config", "scheduler", "planner", "compress"),
         *("frontend.work", "frontend.gradients", "frontend.overlap"),
     },
+    "frontend.elastic": {"errors", "config", "transport", "frontend.group"},
     "frontend.tensor_parallel": {"errors", "frontend.work", "frontend.gradients", "frontend.overlap"},
     "tools": {
         *("errors", "config", "config_file", "plans", "transport", "telemetry", "scheduler", "compress", "loss"),
@@ -71,7 +72,7 @@ MAY_IMPORT = {
     "": {
         *("commlayer_autoload", "errors", "config", "transport", "scheduler", "planner", "compress", "loss"),
         *("frontend.work", "frontend.group", "frontend.gradients", "frontend.local", "frontend.overlap"),
-        *("frontend.pipelines", "frontend.tensor_parallel", "frontend.experts", "weights"),
+        *("frontend.pipelines", "frontend.tensor_parallel", "frontend.experts", "frontend.elastic", "weights"),
     },
     "torchft": {"errors", "config", "frontend.group"},
     "__main__": {"tools"},

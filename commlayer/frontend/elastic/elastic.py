@@ -1,0 +1,296 @@
+"""`elastic`: a training loop that goes on when ranks leave or die.
+
+    with commlayer.elastic(model, optimizer, min_size=2) as job:
+        for batch in job.batches(loader):
+            loss(model, batch).backward()
+            job.step()
+
+`job.step()` averages the gradients of all ranks and steps the optimizer. A step is made by all ranks that live, or by
+none, and then the loop gets the same batch again.
+
+The ranks need no vote for that. An all-reduce ends on a rank when it has data of all ranks, and a rank starts that of
+step s after it has made step s - 1. So when a rank dies, those that live have made s or s - 1 steps. If one of them has
+made s, it still has the averages of that step, whose bits are the same on all ranks: the others get them and make it,
+too. If none has, all repeat it without the dead rank.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Collection, Iterable, Iterator
+from types import FrameType, TracebackType
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import distributed_c10d as c10d
+from torch.nn.parallel import DistributedDataParallel
+
+from ...config import Config
+from ...errors import ClosedError, CommError, ConfigError, MismatchError, PeerLostError
+from ...transport.bootstrap import check_present
+from ...transport.log import log
+from ...transport.native import host_key
+from ...transport.pulse import Pulse
+from ...transport.survivors import BEGUN, Survivors
+from ..group.backend import CommProcessGroup
+from ..group.options import Options
+
+ATTEMPTS = 16
+"""The most groups that the ranks try to make after a death, before they give up."""
+
+Batch = TypeVar("Batch")
+
+
+class Job:
+    """What `elastic` returns; see there. All ranks make it, and call its methods, alike."""
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, min_size: int) -> None:
+        world: Any = dist.group.WORLD if dist.is_initialized() else None
+        if not isinstance(world, CommProcessGroup):
+            raise ConfigError("elastic: the job's WORLD is not one of commlayer; init_process_group('commlayer') first")
+        who = f"rank {dist.get_rank()}: elastic"
+        if not 1 <= min_size <= world.size():
+            raise ConfigError(f"{who}(min_size={min_size}): use 1 to {world.size()}, the number of ranks")
+        self._model = model if isinstance(model, DistributedDataParallel) else None
+        self._parameters = [each for each in model.parameters() if each.requires_grad]
+        kinds = {(each.dtype, each.device.type) for each in self._parameters}
+        if kinds != {(torch.float32, "cpu")}:
+            told = ", ".join(sorted(f"{str(dtype).removeprefix('torch.')} on {device}" for dtype, device in kinds))
+            raise ConfigError(f"{who}: parameters of {told or 'no type'}: it needs float32 on the CPU")
+        if self._model is not None:
+            if self._model.process_group is not world:
+                raise ConfigError(f"{who}: the model has a process group of its own; make it without one")
+            if self._model.broadcast_buffers and any(True for _ in self._model.buffers()):
+                raise ConfigError(
+                    f"{who}: the model broadcasts buffers; DistributedDataParallel(broadcast_buffers=False)"
+                )
+        self._optimizer = optimizer
+        self._min_size = min_size
+        self._first = dist.get_rank()
+        self._members = list(range(world.size()))
+        backend, root = c10d._world.pg_map[world]
+        self._backend, self._root = str(backend), root
+        self._options = Options(world.policy, timeout=world.timeout)
+        self._wait_s = world.timeout.total_seconds()
+        self._generation = 0
+        self._made = 0
+        self._averages: Tensor | None = None
+        self._is_leaving = False
+        self._left = False
+        self._done = True
+        self._calls = 0
+        self._handlers: dict[int, Any] = {}
+        self._pulse: Pulse | None = None
+        self._timeout_s = Config.from_environment().peer_timeout_s
+
+    def __enter__(self) -> Job:
+        places: list[Any] = [None] * len(self._members)
+        dist.all_gather_object(places, (host_key(), os.getpid()))
+        self._pulse = Pulse(self._store("pulse"), self._first, dict(enumerate(places)), self._timeout_s)
+        if self._model is not None:
+            self._model.reducer._rebuild_buckets()  # it may be due, and is an operation of all ranks
+            self._model.require_backward_grad_sync = False
+        if threading.current_thread() is threading.main_thread():
+            self._handlers[signal.SIGTERM] = signal.signal(signal.SIGTERM, self._on_signal)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        if self._pulse is not None:
+            self._pulse.close()
+        if self._model is not None:
+            self._model.require_backward_grad_sync = True
+            if kind is None and not self._left and dist.is_initialized():
+                self._model._update_process_group(dist.group.WORLD)
+
+    @property
+    def steps(self) -> int:
+        """How many steps have been made."""
+        return self._made
+
+    @property
+    def members(self) -> list[int]:
+        """The ranks that are in the job, by their numbers at its start. Their ranks in WORLD follow their order."""
+        return list(self._members)
+
+    @property
+    def left(self) -> bool:
+        """Whether this rank has left the job."""
+        return self._left
+
+    def leave(self) -> None:
+        """Lets this rank leave at its next step, which is its last one. So does SIGTERM. Idempotent; any thread."""
+        self._is_leaving = True
+
+    def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
+        """The batches of `loader`, each again until its step is made; ends early on a rank that has left.
+
+        Raises ClosedError if the loop did not call `step` for a batch.
+        """
+        for batch in loader:
+            self._done = False
+            while not self._done:
+                calls = self._calls
+                yield batch
+                if self._calls == calls:
+                    raise ClosedError(f"rank {self._first}: the loop did not call job.step() for its batch")
+            if self._left:
+                return
+
+    def step(self) -> bool:
+        """Averages the gradients, steps the optimizer, and sets the gradients to None. Returns whether the step was
+        made; if not, the same batch is due again, with fewer ranks.
+
+        Raises PeerLostError if fewer than `min_size` ranks are left, or the others have gone on without this one; other
+        CommErrors if the ranks that live cannot make a new group.
+        """
+        if self._left:
+            raise ClosedError(f"rank {self._first}: step() of a job that this rank has left")
+        self._calls += 1
+        attempted = self._made + 1
+        try:
+            leavers = self._average_and_step()
+        except (MismatchError, ConfigError):
+            raise
+        except CommError as error:
+            log.warning("rank %d: step %d is not made here: %s", self._first, attempted, error)
+            self._end_groups()  # all others fail, too, and learn of it
+            self._regroup([])
+        else:
+            if leavers:
+                self._regroup(leavers)
+        self._optimizer.zero_grad()
+        self._done = self._made >= attempted
+        return self._done
+
+    def _average_and_step(self) -> list[int]:
+        """Makes a step; returns the members that leave after it."""
+        gradients = [each.grad if each.grad is not None else torch.zeros_like(each) for each in self._parameters]
+        size = len(self._members)
+        averages = torch.cat([*(each.flatten() for each in gradients), torch.zeros(size)])
+        averages[self._members.index(self._first) - size] = float(self._is_leaving)
+        dist.all_reduce(averages, op=dist.ReduceOp.AVG)
+        leavers = [each for each, flag in zip(self._members, averages[-size:].tolist(), strict=True) if flag > 0]
+        self._apply(averages[:-size])
+        return leavers
+
+    def _apply(self, averages: Tensor) -> None:
+        """Steps the optimizer with all gradients in one tensor."""
+        offset = 0
+        for each in self._parameters:
+            average = averages[offset : offset + each.numel()].view_as(each)
+            each.grad = average.clone() if each.grad is None else each.grad.copy_(average)
+            offset += each.numel()
+        self._optimizer.step()
+        self._averages = averages
+        self._made += 1
+
+    def _regroup(self, leavers: Collection[int]) -> None:
+        """Makes a new WORLD of the members that live and stay, and the step that only some of them have made."""
+        for _ in range(ATTEMPTS):
+            members = self._members
+            agreement = self._store(f"agreement {self._generation}")
+            gone = Survivors(agreement, self._first, members, self._dead).agree(leavers, self._wait_s)
+            self._generation += 1
+            if self._first in gone:
+                self._go(members, gone)
+                return
+            self._members = [each for each in members if each not in gone]
+            log.warning("rank %d goes on with ranks %s, without %s", self._first, self._members, sorted(gone))
+            self._end_groups()
+            if len(self._members) < self._min_size:
+                raise PeerLostError(
+                    f"rank {self._first}: {len(self._members)} rank(s) are left ({self._members}), and min_size is "
+                    f"{self._min_size}: the job ends here; start it again from a checkpoint"
+                )
+            try:
+                self._meet()
+            except (MismatchError, ConfigError):
+                raise
+            except CommError as error:
+                log.warning("rank %d tries again: %s", self._first, error)
+                self._end_groups()
+                leavers = []
+            else:
+                return
+        raise PeerLostError(f"rank {self._first}: no group in {ATTEMPTS} attempts; look at the other ranks' logs")
+
+    def _go(self, members: Collection[int], gone: Collection[int]) -> None:
+        """This member is among those that are gone."""
+        self._left = True
+        if not self._is_leaving:
+            others = sorted(set(members) - set(gone))
+            raise PeerLostError(
+                f"rank {self._first}: rank(s) {', '.join(map(str, others))} took this rank for dead and have gone on "
+                f"without it; end this process"
+            )
+        log.warning("rank %d has left the job after step %d", self._first, self._made)
+
+    def _meet(self) -> None:
+        """Makes the new WORLD; then all its ranks have made as many steps."""
+        token = check_present.set(self._check_present)
+        try:
+            dist.init_process_group(
+                self._backend,
+                store=self._store(f"world {self._generation}"),
+                rank=self._members.index(self._first),
+                world_size=len(self._members),
+                timeout=self._options._timeout,
+                pg_options=self._options,
+            )
+        finally:
+            check_present.reset(token)
+        counts = [torch.zeros(1, dtype=torch.int64) for _ in self._members]
+        dist.all_gather(counts, torch.tensor([self._made]))
+        made = [int(each) for each in counts]
+        if min(made) < max(made):
+            is_behind = self._made < max(made)
+            held = None if is_behind else self._averages
+            averages = torch.empty(sum(each.numel() for each in self._parameters)) if held is None else held
+            dist.broadcast(averages, made.index(max(made)))
+            if is_behind:
+                self._apply(averages)
+                log.warning("rank %d has made step %d with the averages of another rank", self._first, self._made)
+
+    def _check_present(self) -> None:
+        """Raises CommError if the new WORLD cannot be made: a member is dead, or others try again already."""
+        dead = self._dead(set(self._members) - {self._first})
+        if dead:
+            raise PeerLostError(f"rank {self._first}: rank(s) {sorted(dead)} died while the ranks met")
+        if self._store(f"agreement {self._generation}").check([BEGUN]):
+            raise PeerLostError(f"rank {self._first}: another rank lost one while the ranks met")
+
+    def _dead(self, watched: Collection[int]) -> set[int]:
+        assert self._pulse is not None  # noqa: S101  # within the context
+        return self._pulse.dead(watched)
+
+    def _store(self, part: str) -> Any:
+        return dist.PrefixStore(f"elastic/{part}", self._root)
+
+    def _end_groups(self) -> None:
+        """Ends all groups here, and their operations on all other ranks."""
+        if dist.is_initialized():
+            c10d._abort_process_group()
+
+    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
+        self._is_leaving = True
+
+
+def elastic(model: nn.Module, optimizer: torch.optim.Optimizer, *, min_size: int = 1) -> Job:
+    """A context in which the job goes on when ranks leave (SIGTERM, `Job.leave()`) or die.
+
+    `model` has the same parameters on all ranks, in float32 on the CPU; it may be in DistributedDataParallel, whose own
+    averaging rests within the context. `optimizer` is any of torch, the same on all ranks. WORLD must be a group of
+    commlayer, and becomes a smaller one whenever ranks go; the ranks in it are then numbered anew. The job ends with
+    PeerLostError on all ranks when fewer than `min_size` are left.
+
+    Raises ConfigError for a `min_size` above the number of ranks, and for models that it cannot serve.
+    """
+    return Job(model, optimizer, min_size)

@@ -1,0 +1,77 @@
+"""`Pulse`: which processes of a job live, also while they belong to no group.
+
+On this host the kernel tells the end of a process. Of other hosts, each process writes a number into the Store that
+grows; one that stands still for the peer timeout is taken for dead. Processes have the numbers that the caller gives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import threading
+import time
+from collections.abc import Collection, Mapping
+from typing import Any
+
+BEAT_S = 0.25
+"""Seconds between two beats of a process."""
+
+
+class Pulse:
+    """The processes `places`, by number: each one's host key and process id. `own` is this one.
+
+    With processes on other hosts, a thread beats over a connection of its own: a call that waits keeps others from one.
+    """
+
+    def __init__(self, store: Any, own: int, places: Mapping[int, tuple[str, int]], timeout_s: float) -> None:
+        self._store = store
+        self._own = own
+        self._timeout_s = timeout_s
+        self._descriptors: dict[int, int] = {}
+        self._ended: set[int] = set()
+        self._beats: dict[int, tuple[str, float]] = {}
+        for number, (host, process) in places.items():
+            if number != own and host == places[own][0]:
+                try:
+                    self._descriptors[number] = os.pidfd_open(process)
+                except ProcessLookupError:
+                    self._ended.add(number)
+        self._distant = {number for number, (host, _) in places.items() if host != places[own][0]}
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="commlayer-pulse", daemon=True)
+        if self._distant:
+            self._thread.start()
+
+    def dead(self, watched: Collection[int]) -> set[int]:
+        """Those of `watched` that have ended, or on another host have not beaten for the timeout since a first call for
+        them."""
+        poll = select.poll()
+        for descriptor in self._descriptors.values():
+            poll.register(descriptor, select.POLLIN)
+        ready = {descriptor for descriptor, _ in poll.poll(0)}
+        self._ended |= {number for number, descriptor in self._descriptors.items() if descriptor in ready}
+        return {each for each in watched if each in self._ended or (each in self._distant and self._is_silent(each))}
+
+    def _is_silent(self, number: int) -> bool:
+        beat = self._store.get(str(number)).decode() if self._store.check([str(number)]) else ""
+        last, since_s = self._beats.get(number, (None, 0.0))
+        if last != beat:
+            self._beats[number] = beat, time.monotonic()
+            return False
+        return time.monotonic() - since_s > self._timeout_s
+
+    def close(self) -> None:
+        """Ends the thread, and frees the descriptors. Idempotent."""
+        self._stopped.set()
+        if self._thread.is_alive():
+            self._thread.join(1.0)
+        while self._descriptors:
+            os.close(self._descriptors.popitem()[1])
+
+    def _run(self) -> None:
+        count, store = 0, self._store.clone()
+        with contextlib.suppress(RuntimeError):  # the Store is gone
+            while not self._stopped.wait(BEAT_S):
+                count += 1
+                store.set(str(self._own), str(count))

@@ -1,0 +1,80 @@
+"""`Survivors`: after a death, the members of a job that live agree on those that are gone.
+
+Each one writes into the Store whom it takes for gone, adds those whom others take for gone, and looks again. When all
+that it takes for alive have written the same, it proposes that as the verdict. A verdict is written once and holds for
+all, also for a member that lives and is named in it: so one party goes on at most.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Collection
+
+from ..errors import CommError, OperationTimeoutError
+from .base import Store
+
+PAUSE_S = 0.002
+"""Pause between looks at the Store."""
+
+BEGUN = "begun"
+"""The key that says that a member has come to this agreement."""
+
+
+class Survivors:
+    """One agreement of the `members`, in a part of the Store of its own. `own` is the number of this one.
+
+    `dead` returns those of its argument that are dead.
+    """
+
+    def __init__(
+        self, store: Store, own: int, members: Collection[int], dead: Callable[[Collection[int]], Collection[int]]
+    ) -> None:
+        self._store = store
+        self._own = own
+        self._members = set(members)
+        self._dead = dead
+
+    def agree(self, gone: Collection[int], timeout_s: float) -> set[int]:
+        """The members that are gone: `gone`, those that are dead, and what other members add. A member that leaves
+        names itself. One that lives may find itself in the result: the others go on without it.
+
+        Raises OperationTimeoutError, which names the members that are awaited, and CommError without a Store.
+        """
+        try:
+            return self._agree(set(gone), timeout_s)
+        except CommError:
+            raise
+        except RuntimeError as error:
+            raise CommError(
+                f"rank {self._own}: the job's Store does not answer: the process that serves it (rank 0, or torchrun's "
+                f"agent) is gone; look at its log, and restart the job. ({error})"
+            ) from error
+
+    def _agree(self, gone: set[int], timeout_s: float) -> set[int]:
+        self._store.set(BEGUN, "")
+        leaves, written, end = self._own in gone, None, time.monotonic() + timeout_s
+        while not self._store.check(["verdict"]):
+            gone |= set(self._dead(self._members - gone - {self._own}))
+            texts = {each: self._read(each) for each in self._members - gone - {self._own}}
+            for theirs in texts.values():
+                gone |= (theirs or set()) - {self._own}
+            if gone != written:
+                self._store.set(str(self._own), json.dumps(sorted(gone)))
+                written = set(gone)
+            elif not (leaves and texts) and all(theirs == gone for theirs in texts.values()):
+                self._store.compare_set("verdict", "", json.dumps(sorted(gone)))
+            elif time.monotonic() > end:
+                late = ", ".join(str(each) for each, theirs in sorted(texts.items()) if theirs != gone)
+                raise OperationTimeoutError(
+                    f"rank {self._own}: rank(s) {late} did not agree within {timeout_s:g} s on the ranks that are gone "
+                    f"({sorted(gone)} so far); look at their logs and stacks"
+                )
+            else:
+                time.sleep(PAUSE_S)
+        return set(json.loads(self._store.get("verdict")))
+
+    def _read(self, member: int) -> set[int] | None:
+        """Whom another member takes for gone; None: it has not come."""
+        key = str(member)
+        return set(json.loads(self._store.get(key))) if self._store.check([key]) else None

@@ -1,0 +1,68 @@
+"""Which processes live: those of this host by the kernel, others by their beats in the Store."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+import time
+from typing import Any
+
+import pytest
+from torch.distributed import HashStore
+
+from commlayer.transport import pulse
+from commlayer.transport.pulse import Pulse
+from tests.world import open_descriptors, until
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pulse, "BEAT_S", 0.01)
+
+
+class Shared:
+    """One Store with several connections."""
+
+    def __init__(self) -> None:
+        self._store = HashStore()
+
+    def clone(self) -> Shared:
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+
+def test_the_end_of_a_process_of_this_host_shows_at_once() -> None:
+    children = [subprocess.Popen(["sleep", "60"]) for _ in range(2)]
+    before = open_descriptors()
+    places = {7: ("here", os.getpid()), **{number: ("here", each.pid) for number, each in enumerate(children)}}
+    one = Pulse(HashStore(), 7, places, timeout_s=60.0)
+    assert one.dead([0, 1]) == set()
+    children[0].kill()
+    until(lambda: one.dead([0, 1]) == {0})  # nobody has reaped it
+    children[0].wait()
+    assert one.dead([0, 1]) == {0}
+    assert one.dead([1]) == set()
+    children[1].kill()
+    children[1].wait()
+    assert Pulse(HashStore(), 7, places, timeout_s=60.0).dead([0, 1]) == {0, 1}  # ended before
+    for _ in range(2):
+        one.close()
+    assert open_descriptors() == before
+
+
+def test_a_process_of_another_host_that_does_not_beat_is_dead_after_the_timeout() -> None:
+    store = Shared()
+    places = {number: (f"host {number}", 1) for number in range(3)}
+    ends = [Pulse(store, number, places, timeout_s=0.5) for number in range(2)]  # 2 never comes
+    until(lambda: ends[0].dead([1, 2]) == {2})
+    until(lambda: ends[1].dead([0, 2]) == {2})
+    assert ends[0].dead([1]) == set()
+    ends[1].close()
+    begin = time.monotonic()
+    until(lambda: ends[0].dead([1, 2]) == {1, 2})
+    assert time.monotonic() - begin > 0.3
+    ends[0].close()
+    assert not [each for each in threading.enumerate() if each.name == "commlayer-pulse"]

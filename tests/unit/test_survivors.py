@@ -1,0 +1,82 @@
+"""Members that live agree on those that are gone, whatever each of them knew at first."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.distributed import HashStore
+
+from commlayer.errors import CommError, OperationTimeoutError
+from commlayer.transport.survivors import Survivors
+
+PATIENCE_S = 30.0
+MEMBERS = range(5)
+
+
+def nobody(_: Collection[int]) -> set[int]:
+    return set()
+
+
+def agree_all(known: Mapping[int, Collection[int]], dead: Collection[int] = (), late_s: float = 0.0) -> list[set[int]]:
+    """What the members in `known` agree on; the last of them comes late."""
+    store = HashStore()
+
+    def agree(member: int) -> set[int]:
+        if member == max(known):
+            time.sleep(late_s)
+        end = Survivors(store, member, MEMBERS, lambda watched: set(watched) & set(dead))
+        return end.agree(known[member], PATIENCE_S)
+
+    with ThreadPoolExecutor(len(known)) as pool:
+        return list(pool.map(agree, known))
+
+
+def test_what_one_member_knows_all_know() -> None:
+    assert agree_all({0: [], 1: [3], 2: [4], 4: []}) == [{3, 4}] * 4
+    assert agree_all({0: [], 2: [], 4: []}, dead=[1, 3], late_s=0.05) == [{1, 3}] * 3
+
+
+def test_members_that_leave_wait_for_the_others() -> None:
+    assert agree_all({0: [1], 1: [1], 2: [1], 3: [], 4: []}, late_s=0.05) == [{1}] * 5
+    assert agree_all(dict.fromkeys(MEMBERS, MEMBERS)) == [set(MEMBERS)] * 5  # all leave
+    assert agree_all({0: [0], 1: [0]}, dead=[2, 3, 4]) == [{0, 2, 3, 4}] * 2
+    assert agree_all({0: [0]}, dead=[1, 2, 3, 4]) == [set(MEMBERS)]  # those that should stay died
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.sets(st.sampled_from(MEMBERS), max_size=4), st.data())
+def test_there_is_one_verdict_with_all_that_are_dead(dead: set[int], data: Any) -> None:
+    living = [each for each in MEMBERS if each not in dead]
+    known = {each: data.draw(st.sets(st.sampled_from(sorted(dead)))) if dead else set() for each in living}
+    leavers = data.draw(st.sets(st.sampled_from(living)))
+    for each in leavers:
+        known[each] = known[each] | leavers
+    assert agree_all(known, dead) == [dead | leavers] * len(living)
+
+
+def test_a_member_that_others_take_for_dead_learns_it() -> None:
+    store = HashStore()
+    ends = [Survivors(store, member, MEMBERS, nobody) for member in (0, 1)]  # they hear nothing of the others
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(lambda end: end.agree([2, 3, 4], PATIENCE_S), ends)) == [{2, 3, 4}] * 2
+    assert Survivors(store, 3, MEMBERS, nobody).agree([0, 1], PATIENCE_S) == {2, 3, 4}
+
+
+def test_a_member_that_does_not_come_is_named() -> None:
+    with pytest.raises(OperationTimeoutError, match=r"rank 0: rank\(s\) 1, 2 did not agree within 0.1 s"):
+        Survivors(HashStore(), 0, MEMBERS, nobody).agree([3, 4], 0.1)
+
+
+def test_without_a_store_there_is_an_error() -> None:
+    class Gone:
+        def __getattr__(self, name: str) -> Any:
+            raise RuntimeError(name)
+
+    with pytest.raises(CommError, match="the job's Store does not answer"):
+        Survivors(Gone(), 0, MEMBERS, nobody).agree([], PATIENCE_S)
