@@ -83,7 +83,7 @@ class DeferredStep:
     def __init__(self, optimizer: Optimizer, staleness: int = 0, views_are_watched: bool = False) -> None:
         """`views_are_watched`: the caller also calls `use` before a view or `.data` of a parameter is read."""
         check_per_parameter(optimizer)
-        if any(isinstance(getattr(hook, "__self__", None), DeferredStep) for hook in _hooks_of(optimizer)):
+        if is_deferred(optimizer):
             raise ConfigError(f"overlap with {type(optimizer).__name__}: it has an overlap already; use one per model")
         self.optimizer = optimizer
         self.staleness = staleness
@@ -321,6 +321,11 @@ def _outside_of_transforms() -> AbstractContextManager[Any]:
 
 _in_parts: WeakSet[Optimizer] = WeakSet()
 """Optimizers whose step is being made for some parameters."""
+
+
+def is_deferred(optimizer: Optimizer) -> bool:
+    """Whether a DeferredStep makes its steps."""
+    return any(isinstance(getattr(hook, "__self__", None), DeferredStep) for hook in _hooks_of(optimizer))
 
 
 def is_in_parts(optimizer: Optimizer) -> bool:

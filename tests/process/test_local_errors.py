@@ -100,6 +100,15 @@ def test_one_odd_rank_is_refused_on_all(rank: int, size: int, name: str) -> None
 @ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
 def test_models_that_are_refused(rank: int, size: int) -> None:
     check_refused("process group and `group` share the ranks", DistributedDataParallel(Net()))
+    alone = [dist.new_group([each]) for each in range(size)][rank]
+    overlapped = DistributedDataParallel(Net(), process_group=alone, gradient_as_bucket_view=True)
+    optimizer = sgd(overlapped)
+    commlayer.overlap(overlapped, optimizer)
+    with (
+        pytest.raises(commlayer.ConfigError, match="SGD: its steps are not made in step"),
+        commlayer.LocalSteps(overlapped, optimizer, 4),
+    ):
+        pass
     model = Net()
     other = torch.optim.SGD([*model.parameters(), nn.Parameter(torch.zeros(3))], lr=0.1)
     for optimizer, text in (

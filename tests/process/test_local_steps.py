@@ -24,8 +24,8 @@ from tests import ranks
 
 SIZE = 3
 SHAPES = ((150, 400), (100,), (33, 501))
-ERRORS = {"none": 1e-5, "bf16": 2e-2, "int8": 3e-2, "int4-int8": 5e-2}
-"""The largest relative errors of the sum of all steps."""
+ERRORS = {"none": 1e-5, "bf16": 2e-2, "int8": 3e-2, "int4-int8": 0.12}
+"""The largest relative errors of the sum of all steps: the rounding errors of the last sync are lost."""
 
 
 class Given(nn.Module):
@@ -229,3 +229,26 @@ def test_sites_of_two_ranks_train_with_ddp(rank: int, size: int, codec: str) -> 
                 optimizer.step()
         theirs = torch.cat([each.detach().flatten() for each in alone.parameters()])
         assert torch.allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+@ranks.on(2, ranks.run_gloo, environ=ranks.NETWORK)
+def test_a_job_on_gloo(rank: int, size: int) -> None:
+    check(rank, Program(4, 2, 2, "int4-int8", (1.0, 0.0), None, frozenset(), frozenset({5}), 11))
+
+
+@ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
+def test_compiled_models_and_grad_scalers(rank: int, size: int) -> None:
+    """The scaler of rank 1 skips two steps; `torch.compile` shares the parameters."""
+    model = Net()
+    compiled: Any = torch.compile(model, backend="eager")
+    optimizer = torch.optim.AdamW(compiled.parameters(), lr=0.01)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    with commlayer.LocalSteps(compiled, optimizer, 2, 2) as local:
+        for step in range(9):
+            optimizer.zero_grad()
+            loss = loss_of(compiled, rank, step) * (torch.inf if (rank, step) in ((1, 4), (1, 8)) else 1)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        assert local.steps == 9 - 2 * rank
+    assert equal_on_all(torch.cat([each.detach().flatten() for each in model.parameters()]))

@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from ...errors import ConfigError
-from ...scheduler.deferred import is_in_parts
+from ...scheduler.deferred import is_deferred
 from ..gradients.fsdp import sharded_modules
 from .fragment import digest_of
 
@@ -66,8 +66,12 @@ class Weights:
                     f"{self._who}: {kind}: local steps take plain modules and DistributedDataParallel so far; use one "
                     f"of these"
                 )
-        if is_in_parts(optimizer) or hasattr(optimizer, "_optim_dict"):
-            raise ConfigError(f"{self._who}: {type(optimizer).__name__} makes its steps in parts; use a plain one")
+        is_own = any(hasattr(each, "_in_backward_optimizers") for each in model.parameters())
+        if is_deferred(optimizer) or is_own or type(optimizer).__name__ == "ZeroRedundancyOptimizer":
+            raise ConfigError(
+                f"{self._who}: {type(optimizer).__name__}: its steps are not made in step() as a whole: leave "
+                f"commlayer.overlap, _apply_optimizer_in_backward and ZeroRedundancyOptimizer out"
+            )
 
     def _check_owned(self, owned: set[Tensor], own: set[Tensor]) -> None:
         if not owned & own:
