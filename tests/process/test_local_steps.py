@@ -109,7 +109,7 @@ def check(rank: int, drawn: Program) -> None:
                 assert torch.equal(own, model.values())
     assert equal_on_all(model.values())
     if drawn.outer == (1.0, 0.0) and drawn.steps:  # then no step may be lost, and none counted twice
-        share = 1 / SIZE if drawn.weights is None else drawn.weights[rank] / sum(drawn.weights)
+        share = 1 / dist.get_world_size() if drawn.weights is None else drawn.weights[rank] / sum(drawn.weights)
         expected = made.double() * share
         dist.all_reduce(expected)
         error = (model.values() - start - expected).norm() / expected.norm()
