@@ -3,7 +3,7 @@
 #include <math.h>
 
 /* An acknowledgement on its way back. */
-struct ack {
+struct tcp_ack {
     struct sim_event event; /* the first member */
     struct tcp *tcp;
     uint64_t number;
@@ -205,10 +205,9 @@ static void on_timer(struct sim_event *event)
 
 static void on_ack(struct sim_event *event)
 {
-    struct ack *ack = (struct ack *)(void *)event; /* its first member */
+    struct tcp_ack *ack = (struct tcp_ack *)(void *)event; /* its first member */
     struct tcp *tcp = ack->tcp;
     uint64_t number = ack->number;
-    free(ack);
     if (number < tcp->acked)
         return;
     bool lost = number > tcp->acked, again = tcp->acked >= tcp->cubic.recover;
@@ -230,9 +229,8 @@ static void arrived(const struct sim_datagram *datagram)
     memcpy(words, datagram->bytes, sizeof words);
     struct tcp *tcp = (struct tcp *)(uintptr_t)words[0];
     tcp->carried++;
-    struct ack *ack = malloc(sizeof *ack);
-    CHECK(ack != NULL);
-    *ack = (struct ack){.event = {.fire = on_ack}, .tcp = tcp, .number = words[1]};
+    struct tcp_ack *ack = &tcp->acks[words[1] % TCP_RING];
+    *ack = (struct tcp_ack){.event = {.fire = on_ack}, .tcp = tcp, .number = words[1]};
     sim_clock_schedule(&tcp->network->clock, &ack->event, tcp->network->clock.now_ns + tcp->round_ns);
 }
 
@@ -240,6 +238,8 @@ struct tcp *tcp_new(struct network *network, enum tcp_kind kind, uint64_t round_
 {
     struct tcp *tcp = calloc(1, sizeof *tcp);
     CHECK(tcp != NULL);
+    tcp->acks = calloc(TCP_RING, sizeof *tcp->acks);
+    CHECK(tcp->acks != NULL);
     tcp->timer.fire = on_timer;
     tcp->network = network;
     tcp->kind = kind;
@@ -252,5 +252,7 @@ struct tcp *tcp_new(struct network *network, enum tcp_kind kind, uint64_t round_
 
 void tcp_free(struct tcp *tcp)
 {
+    if (tcp != NULL)
+        free(tcp->acks);
     free(tcp);
 }

@@ -30,6 +30,8 @@ struct tcp_sent {
     uint64_t sent_ns, delivered, delivered_ns;
 };
 
+struct tcp_ack;
+
 struct tcp {
     struct sim_event timer; /* the first member. BBR: pacing and silence; cubic: RTO */
     struct network *network;
@@ -40,6 +42,7 @@ struct tcp {
     struct tcp_cubic cubic;
     struct tcp_bbr bbr;
     struct tcp_sent sent[TCP_RING];
+    struct tcp_ack *acks; /* on their way: TCP_RING */
 };
 
 /* A flow begins now. */

@@ -471,7 +471,9 @@ TEST(test_arguments)
     static const uint32_t beyond[] = {8};
     CHECK_EQ(cl_endpoint_add_peer(endpoint, 5, 1, beyond), CL_EINVAL);
     CHECK_EQ(cl_endpoint_post_send(endpoint, 7, id, &byte, 1, &RELIABLE, 0, NULL), CL_EINVAL);
-    CHECK_EQ(cl_endpoint_post_send(endpoint, 1, id, &byte, 1, &(struct cl_qos){.priority = 8}, 0, NULL), CL_EINVAL);
+    CHECK_EQ(
+        cl_endpoint_post_send(endpoint, 1, id, &byte, 1, &(struct cl_qos){.priority = CL_CLASS_YIELDS + 1}, 0, NULL),
+        CL_EINVAL);
     CHECK_EQ(cl_endpoint_post_send(endpoint, 1, id, &byte, 1, &RELIABLE, 0, NULL), CL_OK);
     CHECK_EQ(cl_endpoint_post_send(endpoint, 1, id, &byte, 1, &RELIABLE, 0, NULL), CL_EINVAL);
     CHECK_EQ(cl_endpoint_post_receive(endpoint, 1, id, sink, 1, &RELIABLE, 0, NULL), CL_OK);

@@ -517,7 +517,7 @@ TEST(test_loss_bounds_that_are_refused)
         {.dtype = CL_F32, .op = CL_SUM, .qos = {.loss_bound = CL_LOSS_BOUND_MAX + 1e-6}},
         {.dtype = CL_F32, .op = CL_SUM, .qos = {.loss_bound = 1e-6, .treatment = CL_ZERO + 1}},
         {.dtype = CL_F32, .op = CL_SUM, .qos = {.loss_bound = 1e-6, .protect = &map}},
-        {.dtype = CL_F32, .op = CL_SUM, .qos = {.loss_bound = 1e-6, .priority = 8}},
+        {.dtype = CL_F32, .op = CL_SUM, .qos = {.loss_bound = 1e-6, .priority = CL_CLASS_YIELDS + 1}},
     };
     for (size_t i = 0; i < sizeof BAD / sizeof *BAD; i++) {
         cl_operation *operation = NULL;

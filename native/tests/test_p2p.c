@@ -201,7 +201,7 @@ TEST(test_bad_arguments)
     REFUSED(cl_send, request.rank = UINT32_MAX);
     REFUSED(cl_send, request.tag = UINT32_MAX);
     REFUSED(cl_send, request.memory = NULL);
-    REFUSED(cl_send, request.priority = 8);
+    REFUSED(cl_send, request.priority = CL_CLASS_YIELDS + 1);
     REFUSED(cl_send, request.length = UINT64_MAX);
     REFUSED(cl_receive, request.rank = 0);
     REFUSED(cl_receive, request.rank = 2);

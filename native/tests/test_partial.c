@@ -213,9 +213,9 @@ TEST(test_what_is_refused)
     uint64_t map = 0;
     uint8_t byte = 0;
     struct cl_qos too_much = {.loss_bound = CL_LOSS_BOUND_MAX + 1e-6},
-                  no_grain = {.loss_bound = 1e-06, .protect = &map}, class_8 = {.priority = 8};
+                  no_grain = {.loss_bound = 1e-06, .protect = &map}, none = {.priority = CL_CLASS_YIELDS + 1};
     struct cl_qos wide = {.blocks = {.encoded_bytes = PAYLOAD + 1}}; /* no packet holds a block */
-    const struct cl_qos *const BAD[] = {&too_much, &no_grain, &class_8, &wide};
+    const struct cl_qos *const BAD[] = {&too_much, &no_grain, &none, &wide};
     for (size_t i = 0; i < 3; i++) {
         CHECK_EQ(cl_endpoint_post_send(endpoint, 1, id, &byte, 1, BAD[i], 0, NULL), CL_EINVAL);
         CHECK_EQ(cl_endpoint_post_receive(endpoint, 1, id, (struct cl_sink){.target = &byte}, 1, BAD[i], 0, NULL),
