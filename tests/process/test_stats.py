@@ -36,6 +36,10 @@ def test_an_invalid_rank_is_refused(rank: Any) -> None:
         commlayer.paths(rank)
 
 
+def _name(path: Any) -> tuple[Any, ...]:
+    return tuple(path[key] for key in ("rank", "interface", "address", "port", "remote"))
+
+
 @ranks.on(2, environ=ranks.NETWORK)
 def test_a_job_asks_its_own_engine(rank: int, size: int) -> None:
     with ranks.job(rank, size):
@@ -46,7 +50,7 @@ def test_a_job_asks_its_own_engine(rank: int, size: int) -> None:
         with pytest.raises(commlayer.CommError, match=f"no group of this process has rank {size}"):
             commlayer.paths(size)
         found = commlayer.paths(1 - rank)
-        assert commlayer.paths() == found
+        assert [_name(path) for path in commlayer.paths()] == [_name(path) for path in found]  # counters go on
         dist.barrier()
     last = commlayer.stats()  # the group is gone
     assert last["operations_done"] >= after["operations_done"]
