@@ -48,6 +48,7 @@ def _made(context: Any, kind: int, key: bytes, who: str, most_bytes: int) -> Any
     made.ipv6 = True
     made.linger = 0
     made.maxmsgsize = most_bytes
+    made.handshake_ivl = int(HANDSHAKE_S * 1e3)
     made.curve_publickey, made.curve_secretkey = pair(key, who)
     return made
 
@@ -55,15 +56,14 @@ def _made(context: Any, kind: int, key: bytes, who: str, most_bytes: int) -> Any
 def server(context: Any, key: bytes, most_bytes: int) -> Any:
     """A ROUTER that accepts clients with the job's key, once a `Gate` is open, and messages of up to `most_bytes`."""
     made = _made(context, load().ROUTER, key, "server", most_bytes)
-    made.handshake_ivl = int(HANDSHAKE_S * 1e3)
     made.curve_server = True
     made.zap_domain = b"commlayer"
     return made
 
 
-def client(context: Any, key: bytes) -> Any:
-    """A DEALER for the server of the same key."""
-    made = _made(context, load().DEALER, key, "client", VIEW_MAX_BYTES)
+def client(context: Any, key: bytes, most_bytes: int = VIEW_MAX_BYTES) -> Any:
+    """A DEALER for the server of the same key, which accepts messages of up to `most_bytes`."""
+    made = _made(context, load().DEALER, key, "client", most_bytes)
     made.curve_serverkey = pair(key, "server")[0]
     return made
 
@@ -98,6 +98,8 @@ class Door:
         self._room = room
         self._inside: set[int] = set()
         """Descriptors of libzmq."""
+        self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        """A descriptor to refuse connections with, also when the process can open no other one."""
         self.news = router.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
         """Readable when a connection has begun or ended."""
         try:
@@ -106,18 +108,25 @@ class Door:
             self.close()
             raise
 
-    def look(self) -> None:
-        """Counts the connections, and ends those for which there is no room."""
+    def look(self) -> list[int]:
+        """Counts the connections, and ends those for which there is no room. The descriptors of those that ended."""
         zmq = load()
+        ended: list[int] = []
         parse = importlib.import_module("zmq.utils.monitor").parse_monitor_message
         while self.news.poll(0):
             found = parse(self.news.recv_multipart())
             if found["event"] == zmq.EVENT_DISCONNECTED:
                 self._inside.discard(found["value"])
+                ended.append(found["value"])
             elif len(self._inside) < self._room:
                 self._inside.add(found["value"])
             else:
                 self._refuse(found["value"])
+        return ended
+
+    def has(self, descriptor: int) -> bool:
+        """Whether this is a connection for which there is room."""
+        return descriptor in self._inside
 
     @property
     def count(self) -> int:
@@ -126,14 +135,19 @@ class Door:
 
     def _refuse(self, descriptor: int) -> None:
         """Ends a connection, unless libzmq has closed it: then another thread may have the descriptor by now."""
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as same:
-            if same.family in (socket.AF_INET, socket.AF_INET6) and same.getsockname()[1] == self._port:
-                same.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(OSError):
+            same = socket.socket(fileno=os.dup2(descriptor, self._spare, inheritable=False))
+            try:
+                if same.family in (socket.AF_INET, socket.AF_INET6) and same.getsockname()[1] == self._port:
+                    same.shutdown(socket.SHUT_RDWR)
+            finally:
+                same.detach()
 
     def close(self) -> None:
         """Ends all connections."""
         self.router.disable_monitor()
         self.router.close()
+        os.close(self._spare)
 
 
 def split(address: str) -> tuple[str, int]:
