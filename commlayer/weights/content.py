@@ -31,8 +31,16 @@ def digest(layout: Layout, memory: Tensor) -> str:
 
 
 def copy(target: Tensor, source: Tensor | memoryview) -> None:
-    """Copies memory in the calling thread alone."""
-    ctypes.memmove(target.data_ptr(), _address(source), len(source))
+    """Copies memory in the calling thread alone. Raises ValueError if one is longer than the other."""
+    if target.nbytes != source.nbytes:
+        raise ValueError(f"{source.nbytes} bytes for a place of {target.nbytes}")
+    ctypes.memmove(target.data_ptr(), _address(source), source.nbytes)
+
+
+def is_same(tensor: Tensor, other: Tensor) -> bool:
+    """Whether two tensors of one type and shape have the same bits."""
+    ours, theirs = (each.detach().cpu().contiguous().view(-1).view(torch.uint8) for each in (tensor, other))
+    return torch.equal(ours, theirs)
 
 
 def _address(memory: Tensor | bytes | memoryview) -> int:

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from .layout import Layout
 
-@dataclasses.dataclass
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class Held:
     """A version of a state, all of it. Nothing changes its memory while it is held."""
 
     version: int
     digest: str
     memory: Tensor
-    sends: list[Any] = dataclasses.field(default_factory=list)
-    """zmq's trackers of messages that may still use the memory."""
+    layout: Layout
+    """Of this version: a publisher that begins anew may have another one."""
 
 
 class Pool:
@@ -27,18 +28,16 @@ class Pool:
     def __init__(self, size: int) -> None:
         self._size = size
         self._guard = threading.Lock()
-        self._back: list[tuple[Tensor, list[Any]]] = []
+        self._back: list[Tensor] = []
 
     def take(self) -> Tensor:
         """A block whose content does not matter."""
         with self._guard:
-            for number, (memory, sends) in enumerate(self._back):
-                if all(each.done for each in sends):
-                    del self._back[number]
-                    return memory
+            if self._back:
+                return self._back.pop()
         return torch.empty(self._size, dtype=torch.uint8)
 
-    def give(self, memory: Tensor, sends: list[Any] | None = None) -> None:
-        """Takes a block back, once the sends that use it have ended."""
+    def give(self, memory: Tensor) -> None:
+        """Takes a block back that nobody uses any more."""
         with self._guard:
-            self._back.append((memory, sends or []))
+            self._back.append(memory)

@@ -59,14 +59,17 @@ def tensors_of(state: State) -> dict[str, Tensor]:
     """The tensors of a state by name: parameters and persistent buffers of a model, without the prefixes of DDP and of
     torch.compile. Reading them makes the optimizer steps that `commlayer.overlap` has deferred.
 
-    Raises ConfigError for an entry that is no dense tensor, or whose values have an unknown type.
+    Raises ConfigError for an entry that is no dense tensor, or whose values have an unknown type, and for one of a
+    model's state_dict() that is a copy: what is written into it does not reach the model.
     """
+    own: set[int] | None = None
     if isinstance(state, torch.nn.Module):
         module: torch.nn.Module = getattr(state, "_orig_mod", state)
         if isinstance(module, torch.nn.parallel.DistributedDataParallel):
             module = module.module
         module = getattr(module, "_orig_mod", module)
         found: Mapping[str, Any] = module.state_dict()
+        own = {_storage(each) for each in (*module.parameters(), *module.buffers()) if each.layout == torch.strided}
     else:
         found = state
     for name, each in found.items():
@@ -77,6 +80,11 @@ def tensors_of(state: State) -> dict[str, Tensor]:
             )
         if each.dtype not in NAME_OF or each.is_meta:
             raise ConfigError(f"{name} is a tensor of {each.dtype} on {each.device}; use one of {', '.join(DTYPES)}")
+        if own is not None and each.numel() and _storage(each) not in own:
+            raise ConfigError(
+                f"{name} of the model's state_dict() is neither a parameter nor a buffer, but a copy, as an extra "
+                f"state is, or what FSDP makes of its shards: pass a dict of tensors, and load them yourself"
+            )
     return {name: each.detach() for name, each in found.items()}
 
 
@@ -129,9 +137,11 @@ class Layout:
             raise ValueError("a layout is a list")
         entries: list[Entry] = []
         for each in found:
-            if not isinstance(each, list) or len(each) != 4 or not isinstance(each[0], str) or each[1] not in DTYPES:
+            if not isinstance(each, list) or len(each) != 4 or not all(isinstance(text, str) for text in each[:2]):
                 raise ValueError("an entry has a name, a type, a shape and a number")
             name, dtype, shape, same = each
+            if dtype not in DTYPES:
+                raise ValueError(f"{name!r} is of the unknown type {dtype!r:.40}")
             if not isinstance(shape, list) or not all(type(size) is int and 0 <= size < 1 << 48 for size in shape):
                 raise ValueError(f"{name!r} has no shape")
             if type(same) is not int or not -1 <= same < len(entries):
@@ -165,8 +175,8 @@ class Layout:
 
     def check(self, other: Layout, where: str, whose: str) -> None:
         """Raises MismatchError, which names the first differences, unless another layout has these names, types and
-        shapes; which tensors share their memory does not matter. `where`, `whose`: words for the other, and for this
-        one."""
+        shapes; which tensors share their memory does not matter (`check_ties`). `where`, `whose`: words for the other,
+        and for this one."""
         here, there = ({each.name: (each.dtype, each.shape) for each in layout.entries} for layout in (other, self))
         if here == there:
             return
@@ -180,6 +190,66 @@ class Layout:
             f"the state has other tensors: {'; '.join(said[:TOLD])}{more}; use a model of the same class, "
             f"configuration and dtype"
         )
+
+    def ties(self) -> dict[str, frozenset[str]]:
+        """The names of the tensors that have the memory of each, its own among them."""
+        groups: dict[int, set[str]] = {}
+        for number, entry in enumerate(self.entries):
+            groups.setdefault(number if entry.same < 0 else entry.same, set()).add(entry.name)
+        return {name: frozenset(group) for group in groups.values() for name in group}
+
+    def check_ties(self, other: Layout, where: str, whose: str) -> None:
+        """Raises MismatchError, which names the first differences, unless in another layout with these names the same
+        tensors share their memory."""
+        here, there = other.ties(), self.ties()
+        said = [
+            f"{name} shares its memory with {_others(name, here[name])} {where}, with {_others(name, there[name])} "
+            f"{whose}"
+            for name in there
+            if here[name] != there[name]
+        ]
+        if said:
+            raise MismatchError(f"other tensors are tied: {'; '.join(said[:TOLD])}")
+
+
+def overlaps(tensors: Mapping[str, Tensor]) -> list[tuple[str, str]]:
+    """Pairs of tensors whose memory overlaps, or whose values lie between each other's. Each such tensor is in one of
+    them at least."""
+    spans = sorted(
+        (str(each.device), each.data_ptr(), each.data_ptr() + _extent(each), name)
+        for name, each in tensors.items()
+        if each.numel()
+    )
+    found: list[tuple[str, str]] = []
+    widest = ("", 0, 0, "")
+    for span in spans:
+        is_near = span[0] == widest[0]
+        if is_near and span[1] < widest[2]:
+            found.append((widest[3], span[3]))
+        if not is_near or span[2] > widest[2]:
+            widest = span
+    return found
+
+
+def marks(tensors: Mapping[str, Tensor]) -> list[tuple[int, int]] | None:
+    """The place of each tensor, and how often it was changed in place; None if torch does not count that."""
+    if any(each.is_inference() for each in tensors.values()):
+        return None
+    return [(each.data_ptr(), each._version) for each in tensors.values()]
+
+
+def _storage(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _extent(tensor: Tensor) -> int:
+    """Bytes from the first value to the end of the last."""
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    return (1 + sum((size - 1) * step for size, step in steps)) * tensor.itemsize
+
+
+def _others(name: str, group: frozenset[str]) -> str:
+    return ", ".join(sorted(group - {name})) or "none"
 
 
 def _changes(tensors: Mapping[str, Tensor]) -> list[int]:

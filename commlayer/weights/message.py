@@ -1,7 +1,8 @@
 """The messages between a publisher and its readers, and the key of their sockets.
 
 A reader asks, and says what it holds; the publisher answers once it has another version: with the difference, or with
-the whole state. So at most one answer is on its way to a reader, and a slow one gets a later version, no queue.
+the whole state. So at most one answer is on its way to a reader, and a slow one gets a later version, no queue. An
+answer comes in parts (`answer.py`).
 Messages come from programs with the same secret, which may be of another release, or broken: they are checked.
 """
 
@@ -18,12 +19,22 @@ from ..errors import ConfigError
 from ..telemetry import curve
 from ..transport.secret import read_secret
 
-PROTOCOL = 1
-ASK, WHOLE, DIFFERENCE, END = b"ask", b"whole", b"difference", b"end"
-"""Kinds of messages: the first part of each. The second is a `Head` as JSON, the third of an answer the text of the
-layout, if the reader lacks it, and the fourth the content."""
+PROTOCOL = 2
+ASK, WHOLE, DIFFERENCE, PART, END = b"ask", b"whole", b"difference", b"part", b"end"
+"""Kinds of messages: the first frame of each. The second is a `Head` as JSON. WHOLE or DIFFERENCE is followed by the
+parts of the answer: first those of the layout's text, if the reader lacks it, then those of the content. Their second
+frame is their place, their third the bytes."""
 
 ASK_MAX_BYTES = 64 << 10
+
+PART_BYTES = 256 << 10
+"""Longest part. Heartbeats wait for one of them: at less than PART_BYTES / SILENT_MS, 64 kB/s, a connection ends."""
+
+ANSWER_MAX_BYTES = 1 << 20
+"""Longest frame that a reader accepts; libzmq applies it before it knows who sends."""
+
+WINDOW = 8
+"""Messages in the publisher's queue of a connection."""
 VERSIONS = 1 << 63
 
 HEARTBEAT_MS = 1000
@@ -49,6 +60,10 @@ class Head:
     """Fingerprint of the layout."""
     base: int = -1
     """Of a difference: the version to which it is one."""
+    layout_bytes: int = 0
+    """Of an answer: the length of the layout's text; 0: the reader has it."""
+    code_bytes: int = 0
+    """Of an answer: the length of the content."""
     protocol: int = PROTOCOL
 
     def text(self) -> bytes:
@@ -68,7 +83,7 @@ class Head:
         if found["protocol"] != PROTOCOL:
             raise ValueError(f"protocol {found['protocol']!r:.40}, here {PROTOCOL}: use one release of commlayer")
         for name, value in found.items():
-            kind = int if name in ("request", "version", "base", "protocol") else str
+            kind = str if name in ("life", "digest", "layout") else int
             if type(value) is not kind or (isinstance(value, int) and not -1 <= value < VERSIONS):
                 raise ValueError(f"{name} is {value!r:.40}")
         return cls(**found)

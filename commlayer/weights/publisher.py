@@ -41,7 +41,8 @@ class Publisher:
 
         Raises ConfigError for a version that is no number or does not grow, and if another thread changes parameters
         meanwhile; MismatchError, which names the tensors, if the state has other names, types or shapes than at
-        `publish`; ClosedError after `close`, and in a forked child; CommError if a thread of the publisher has failed.
+        `publish`, or if other tensors of it are tied; ClosedError after `close`, and in a forked child; CommError if a
+        thread of the publisher has failed.
         """
         if self._server is None or self._pid != os.getpid():
             raise ClosedError(
@@ -58,7 +59,9 @@ class Publisher:
             )
         tensors = tensors_of(self._state)
         try:
-            self._layout.check(Layout.of(tensors), "now", "when it was published")
+            now = Layout.of(tensors)
+            self._layout.check(now, "now", "when it was published")
+            self._layout.check_ties(now, "now", "when it was published")
         except MismatchError as error:
             raise MismatchError(f"commit({version}): {error}, or publish anew") from None
         memory = self._pool.take()
@@ -103,10 +106,12 @@ def publish(model: State, address: str, *, secret_file: str | None = None) -> Pu
 
     A reader gets the difference to the version that it holds, coded near its entropy, or the whole state where that is
     shorter; the result has the same bits. After PULSE (arXiv 2602.03839): at the learning rates of reinforcement
-    learning, about 1 % of bf16 weights change in a step. The publisher needs memory for three copies of the state.
+    learning, about 1 % of bf16 weights change in a step. The publisher needs memory for up to five copies of the
+    state, one more for each older version that is still sent as a whole, and some MiB for each reader that it sends to.
     See docs/publish.md.
 
     Raises ConfigError for an address that is none or is taken, for a missing or unreadable secret, for a state with
-    other than dense tensors, and without the package pyzmq.
+    other than dense tensors, for a model whose state_dict() has copies (an extra state, FSDP's shards), and without the
+    package pyzmq.
     """
     return Publisher(model, address, secret_file)

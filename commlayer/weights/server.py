@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import socket
 import threading
 import time
@@ -17,18 +18,25 @@ from ..errors import CommError, ConfigError
 from ..telemetry import curve
 from ..transport.log import log
 from . import content, message
+from .answer import Departure
 from .held import Held, Pool
 from .layout import Layout
 from .message import DIFFERENCE, END, WHOLE, Head
 
-ROOM = 1024
+ROOM_MOST = 1024
 """Connections: readers, and strangers whose handshake has not failed yet."""
+
+ROOM_SHARE = 4
+"""They get at most one of so many descriptors: the others are the trainer's."""
 
 LEAST_NICE = 10
 """Niceness of the thread that codes: the trainer's threads go first."""
 
 LOOK_S = 0.1
 """Time between two looks whether a publisher that ends can end."""
+
+PUSH_LEAST_S, PUSH_MOST_S = 0.005, 0.05
+"""Time between two looks whether there is room for more parts of answers: it grows while there is none."""
 
 FAREWELL_S = 2.0
 """Longest time for the last messages of a publisher that ends."""
@@ -68,8 +76,9 @@ class Server:
         self._latest: Held | None = None
         self._steps: deque[Step] = deque()
         self._waiting: dict[bytes, Question] = {}
-        self._readers: set[bytes] = set()
-        """Those that were not told of the end."""
+        self._departures: dict[bytes, Departure] = {}
+        self._readers: dict[bytes, int] = {}
+        """The connections, by their descriptors, of those that were not told of the end."""
         self._end_s: float | None = None
         """From then on readers are told of the end, at the latest at this time."""
         self._is_closing = False
@@ -82,8 +91,10 @@ class Server:
         self._gate = curve.Gate(self._context, key)
         router = message.tuned(curve.server(self._context, key, message.ASK_MAX_BYTES))
         router.linger = int(FAREWELL_S * 1e3)
+        router.router_mandatory = True  # or libzmq drops what has no room
+        router.sndhwm = message.WINDOW
         try:
-            self._door = curve.Door(router, endpoint, ROOM)
+            self._door = curve.Door(router, endpoint, _room())
         except zmq.ZMQError as error:
             self._context.destroy(linger=0)
             raise ConfigError(f"{endpoint}: {error.strerror}; use a free port, and an address of this host") from error
@@ -145,6 +156,7 @@ class Server:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LEAST_NICE)
         held: Held | None = None
         steps: deque[Step] = deque()
+        is_version = False
         while True:
             with self._changed:
                 self._is_coding = False
@@ -152,9 +164,14 @@ class Server:
                 self._changed.wait_for(lambda: self._next is not None or self._merges or self._is_closing)
                 if self._is_closing:
                     return
-                job, self._next = self._next, None
-                merge = self._merges.popleft() if job is None else None
-                self._is_coding = job is not None
+                # In turns: or readers that lag starve while coding takes longer than a step.
+                is_version = self._next is not None and not (is_version and self._merges)
+                job, merge = None, None
+                if is_version:
+                    job, self._next = self._next, None
+                else:
+                    merge = self._merges.popleft()
+                self._is_coding = is_version
             if job is not None:
                 held = self._coded(held, steps, *job)
             elif merge is not None and held is not None:
@@ -162,7 +179,7 @@ class Server:
 
     def _coded(self, base: Held | None, steps: deque[Step], version: int, memory: Tensor) -> Held:
         """Makes a version of its state, and hands it to the thread that serves."""
-        held = Held(version, content.digest(self._layout, memory), memory)
+        held = Held(version, content.digest(self._layout, memory), memory, self._layout)
         step = None
         if base is not None:
             code = content.encode(self._layout, base.memory, memory, self._room_for_code())
@@ -203,10 +220,12 @@ class Server:
         router, poller = self._door.router, zmq.Poller()
         for each in (router, self._door.news, self._gate.socket, self._woken):
             poller.register(each, zmq.POLLIN)
+        push_s = PUSH_LEAST_S
         try:
             while not self._is_closing and not self._is_over():
-                ready = dict(poller.poll(None if self._end_s is None else LOOK_S * 1e3))
-                self._door.look()
+                limits_s = [push_s] * bool(self._departures) + [LOOK_S] * (self._end_s is not None)
+                ready = dict(poller.poll(1e3 * min(limits_s) if limits_s else None))
+                self._look()
                 if self._gate.socket in ready:
                     self._gate.answer()
                 if self._woken.fileno() in ready:
@@ -214,17 +233,79 @@ class Server:
                 while self._done:
                     self._done.popleft()()
                 if router in ready:
-                    self._hear(router.recv_multipart())
+                    self._hear(router.recv_multipart(copy=False))
                 if self._end_s is not None:
                     for reader in list(self._waiting):
                         self._answer(reader)
+                push_s = PUSH_LEAST_S if self._push() else min(2 * push_s, PUSH_MOST_S)
             if self.error is None:
-                for reader in self._readers:
-                    router.send_multipart([reader, END, Head(0).text(), b"", b""])
+                self._farewell()
         finally:
             self._door.close()
             self._gate.socket.close()
             self._context.destroy(linger=0)  # the end that the closed router still sends has its own limit
+
+    def _look(self) -> None:
+        """Forgets readers whose connections have ended."""
+        ended = set(self._door.look())
+        for reader in [each for each, descriptor in self._readers.items() if descriptor in ended]:
+            self._forget(reader)
+
+    def _forget(self, reader: bytes) -> None:
+        self._readers.pop(reader, None)
+        self._waiting.pop(reader, None)
+        self._end_departure(reader)
+
+    def _end_departure(self, reader: bytes) -> None:
+        departure = self._departures.pop(reader, None)
+        if departure is not None and departure.held is not None:
+            self._give_back(departure.held)
+
+    def _give_back(self, held: Held) -> None:
+        """Its memory, unless it is the latest version, or on its way to a reader."""
+        if held is not self._latest and all(each.held is not held for each in self._departures.values()):
+            self._pool.give(held.memory)
+
+    def _say(self, reader: bytes, frames: list[Any]) -> bool:
+        """Whether there was room for the message."""
+        zmq = curve.load()
+        try:
+            self._door.router.send_multipart([reader, *frames], flags=zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            self._forget(reader)
+            return False
+        return True
+
+    def _push(self) -> bool:
+        """Sends parts of answers for which there is room. Whether any."""
+        is_any = False
+        for reader, departure in list(self._departures.items()):
+            for _ in range(message.WINDOW):  # then the others
+                if departure.message is None or not self._say(reader, departure.message):
+                    break
+                departure.advance()
+                is_any = True
+            if departure.message is None:
+                self._end_departure(reader)
+        return is_any
+
+    def _farewell(self) -> None:
+        """Tells the readers that no version follows."""
+        until_s = time.monotonic() + FAREWELL_S
+        while self._readers and time.monotonic() < until_s:
+            for reader in list(self._readers):
+                self._tell_end(reader)
+            if self._readers:
+                time.sleep(PUSH_LEAST_S)
+                self._look()
+
+    def _tell_end(self, reader: bytes) -> None:
+        if self._say(reader, [END, Head(0).text(), b""]):
+            self._forget(reader)
 
     def _is_over(self) -> bool:
         """Whether the end has come: all readers know it, or have gone, or it is time."""
@@ -232,16 +313,21 @@ class Server:
             return False
         return not self._readers or not self._door.count or time.monotonic() >= self._end_s
 
-    def _hear(self, parts: list[bytes]) -> None:
+    def _hear(self, frames: list[Any]) -> None:
         """A question. One of another release, or a broken one, gets no answer: its reader says so after a while."""
+        descriptor = int(frames[-1].get("__fd"))
+        self._look()  # after the message came: before it, libzmq told of the descriptor's former connection
+        if not self._door.has(descriptor):
+            return
         try:
-            reader, kind, text = parts
+            reader, kind, text = [each.bytes for each in frames]
             head = Head.read(text)
         except ValueError as error:
             log.warning("commlayer.publish: a message that is no question: %s", error)
             return
         if kind == message.ASK:
-            self._readers.add(reader)
+            self._end_departure(reader)
+            self._readers[reader] = descriptor
             self._waiting[reader] = Question(reader, head)
             self._answer(reader)
 
@@ -249,7 +335,7 @@ class Server:
         """A new version: those that wait get it."""
         before, self._latest, self._steps = self._latest, held, deque(steps)
         if before is not None:
-            self._pool.give(before.memory, before.sends)
+            self._give_back(before)
         for reader in list(self._waiting):
             self._answer(reader)
 
@@ -261,9 +347,7 @@ class Server:
         is_known = head.life == self._life and head.layout == self._layout.fingerprint
         if latest is None or (is_known and (head.version, head.digest) == (latest.version, latest.digest)):
             if self._end_s is not None:
-                del self._waiting[reader]
-                self._readers.discard(reader)
-                self._door.router.send_multipart([reader, END, Head(0).text(), b"", b""])
+                self._tell_end(reader)
             return
         del self._waiting[reader]
         last = self._steps[-1] if self._steps else None
@@ -277,19 +361,33 @@ class Server:
             self._send(question, latest, None)
 
     def _send(self, question: Question, held: Held, code: bytes | None) -> None:
-        """Sends a version: the difference `code` to what the reader holds, or, without one, the whole state."""
-        asked = question.head
-        base = -1 if code is None else asked.version
-        head = Head(asked.request, self._life, held.version, held.digest, self._layout.fingerprint, base)
+        """Begins to send a version: the difference `code` to what the reader holds, or, without one, the whole
+        state, of the latest version: it may be later by now."""
+        asked, reader = question.head, question.reader
+        if reader not in self._readers:
+            return
+        whole = (self._latest or held) if code is None else None
+        held = whole or held
         layout = b"" if asked.layout == self._layout.fingerprint else self._layout.text
-        parts: list[Any] = [question.reader, DIFFERENCE, head.text(), layout, code]
-        if code is None and self._latest is not None:  # which may be later by now
-            held = self._latest
-            head = Head(asked.request, self._life, held.version, held.digest, self._layout.fingerprint)
-            parts = [question.reader, WHOLE, head.text(), layout, held.memory.numpy().data]
-        tracker = self._door.router.send_multipart(parts, copy=False, track=True)
-        if code is None:
-            held.sends = [each for each in held.sends if not each.done] + [tracker]
+        block = code if whole is None else whole.memory.numpy().data
+        head = Head(
+            asked.request,
+            self._life,
+            held.version,
+            held.digest,
+            self._layout.fingerprint,
+            base=-1 if code is None else asked.version,
+            layout_bytes=len(layout),
+            code_bytes=len(block or b""),
+        )
+        kind = DIFFERENCE if whole is None else WHOLE
+        self._end_departure(reader)
+        self._departures[reader] = Departure(kind, head, layout, block, whole)
+
+
+def _room() -> int:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return ROOM_MOST if soft == resource.RLIM_INFINITY else max(1, min(ROOM_MOST, soft // ROOM_SHARE))
 
 
 def raised(error: BaseException | None) -> None:

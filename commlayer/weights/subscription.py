@@ -13,16 +13,21 @@ from torch import Tensor
 
 from ..errors import ClosedError, CommError, ConfigError, MismatchError, PeerLostError, UnreachableError
 from ..telemetry import curve
+from ..transport.log import log
 from . import content
+from .answer import Arrival
 from .held import Held, Pool
-from .layout import Layout, State, tensors_of
-from .message import ASK, DIFFERENCE, END, WHOLE, Head, key_and_endpoint, tuned
+from .layout import Layout, State, marks, overlaps, tensors_of
+from .message import ANSWER_MAX_BYTES, ASK, END, PART, Head, key_and_endpoint, tuned
 
 LOOK_S = 0.5
 """Longest sleep: Ctrl-C and lost connections are noticed after it."""
 
 REFUSALS = 3
 """So many handshakes that fail, and none that succeeds: the secret is another one."""
+
+BREAKS = 3
+"""So many connections that end within a version, and none that brings one: an error says so."""
 
 AGAIN_S = 0.01
 """Time between two tries to ask, when a connection has just begun."""
@@ -48,13 +53,15 @@ class Version:
     def tensors(self) -> dict[str, Tensor]:
         """The tensors by name, in CPU memory. They are not copies: do not change them, and clone what outlives the
         next version. Raises ClosedError if that was asked for."""
-        return self._owner._layout_of(self._held).views(self._held.memory)
+        self._owner._check_held(self._held)
+        return self._held.layout.views(self._held.memory)
 
     def apply(self, model: State) -> None:
         """Copies this version into a model, or into a dict of tensors: all of it, or, after an error, nothing.
 
-        Raises MismatchError, which names the tensors, if the model has others; ClosedError if the next version was
-        asked for meanwhile.
+        Raises MismatchError, which names the tensors, if the model has others, or if two of its tensors share memory
+        and their values here differ; ConfigError for a model whose state_dict() has copies; ClosedError if the next
+        version was asked for meanwhile.
         """
         self._owner._apply(self._held, model)
 
@@ -69,8 +76,8 @@ class Subscription:
         self._address, self._timeout_s = address, timeout_s
         key, endpoint = key_and_endpoint(address, secret_file)
         self._context = zmq.Context()
-        self._socket = tuned(curve.client(self._context, key))
-        self._socket.maxmsgsize = -1  # a whole state has any size
+        self._socket = tuned(curve.client(self._context, key, ANSWER_MAX_BYTES))
+        self._socket.rcvhwm = 0  # an answer comes while the reader does other work
         # Not `immediate`: with that, libzmq drops what has come when a connection ends, as the last message of all.
         self._socket.reconnect_ivl_max = RECONNECT_MOST_MS
         failed = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
@@ -88,14 +95,18 @@ class Subscription:
         """For the answer to the last question."""
         self._has_doubts = False
         """A difference did not lead to its digest: the next question is for the whole state."""
+        self._breaks = 0
+        """Connections that ended within a version, since the last complete one."""
         self._asked = 0
-        self._layout: Layout | None = None
+        self._arrival: Arrival | None = None
         self._pool: Pool | None = None
+        """Blocks for versions of the layout that is held."""
         self._life = ""
         self._held: Held | None = None
         self._before: Held | None = None
         """The version before, with which a failed `apply` is undone."""
-        self._applied: tuple[weakref.ref[Any], Held] | None = None
+        self._applied: tuple[weakref.ref[Any], Held, list[tuple[int, int]]] | None = None
+        """A model, the version that was copied into it last, and its marks after that."""
 
     # ---- what users call ----
 
@@ -113,10 +124,10 @@ class Subscription:
         """A version that this reader does not have yet, after at most `wait_s`; None: there is none, or the publisher
         has closed.
 
-        Raises PeerLostError if the publisher has been away for `timeout_s` (the next call waits for it again, and
-        nothing that is held gets lost); UnreachableError if it never was there; ConfigError if it has another secret;
-        MismatchError if the publisher began anew with another state, or at a version that this reader has passed;
-        CommError for content that is damaged; ClosedError after `close`.
+        Raises PeerLostError if the publisher has been away for `timeout_s`, or if three connections ended within a
+        version (the next call waits for it again, and nothing that is held gets lost); UnreachableError if it never was
+        there; ConfigError if it has another secret; MismatchError if the publisher began anew with another state, or at
+        a version that this reader has passed; CommError for content that is damaged; ClosedError after `close`.
         """
         return self._next(wait_s)
 
@@ -185,7 +196,18 @@ class Subscription:
         if self._is_waiting or not self._is_linked:
             return True
         zmq = curve.load()
-        held, layout = self._held, "" if self._layout is None else self._layout.fingerprint
+        if self._arrival is not None:
+            version, self._arrival = self._arrival.head.version, None
+            self._breaks += 1
+            log.warning("the connection to %s ended within version %d: asking anew", self._address, version)
+            if self._breaks >= BREAKS:
+                self._breaks = 0
+                raise PeerLostError(
+                    f"the connection to {self._address} ended {BREAKS} times within a version, at last "
+                    f"{version}; this reader holds {self._holding}. Look at the link: it must carry 64 kB/s and stay "
+                    f"for as long as a version takes; the next call asks again"
+                )
+        held, layout = self._held, "" if self._held is None else self._held.layout.fingerprint
         head = Head(self._asked + 1, layout=layout)
         if held is not None and not self._has_doubts:
             head = Head(self._asked + 1, self._life, held.version, held.digest, layout)
@@ -198,67 +220,63 @@ class Subscription:
         return True
 
     def _hear(self, frames: list[Any]) -> Version | None:
-        """The version of an answer; None for one to an earlier question, and at the end. It must keep no frame."""
+        """The version that a message completes. None: there is none, or it is one of an earlier answer, or the end. It
+        must keep no frame."""
+        arrival, self._arrival = self._arrival, None
         try:
-            kind, text, layout, code = [each.buffer for each in frames]
-            kind, head = bytes(kind), Head.read(bytes(text))
-            if kind == END:
-                self._is_ended = True
-            if kind == END or head.request != self._asked:
-                return None
-            self._is_waiting = False
-            if kind not in (WHOLE, DIFFERENCE):
-                raise ValueError(f"a message of kind {kind!r:.40}")
-            return self._take(head, bytes(layout), code, is_whole=kind == WHOLE)
-        except ValueError as error:
-            if isinstance(error, CommError):
+            kind, text, part = [each.buffer for each in frames]
+            kind = bytes(kind)
+            if kind == PART:
+                if arrival is None:
+                    return None
+                arrival.add(bytes(text), part)
+            else:
+                head = Head.read(bytes(text))
+                self._is_ended = kind == END
+                if kind == END or head.request != self._asked:
+                    return None
+                arrival = self._begun(kind, head)
+            if arrival.is_complete:
+                return self._take(arrival)
+            self._arrival = arrival
+        except BaseException as error:
+            self._is_waiting = False  # it asks again
+            if not isinstance(error, ValueError) or isinstance(error, CommError):
                 raise
             raise CommError(
                 f"{self._address} sent a message that is damaged, or of another release: {error}; use one release of "
                 f"commlayer"
             ) from error
+        return None
 
-    def _take(self, head: Head, layout_text: bytes, code: memoryview, *, is_whole: bool) -> Version | None:
-        """Makes the version in memory of its own, checks it, and only then holds it. None: it was damaged, and the
-        whole state is asked for."""
+    def _begun(self, kind: bytes, head: Head) -> Arrival:
+        """An answer that begins."""
         if self._held is not None and head.life != self._life and head.version <= self._held.version:
             raise MismatchError(
                 f"the publisher at {self._address} began anew, at version {head.version}; this reader holds "
                 f"{self._held.version} of its former life, and versions grow; subscribe anew to go back"
             )
-        layout = self._layout
-        if layout is None or layout.fingerprint != head.layout:
-            found = Layout.read(layout_text)
-            if found.fingerprint != head.layout:
-                raise ValueError("its layout is another one than it says")
-            if layout is not None:
-                layout.check(found, "now", "before")
-            layout = found
-        if is_whole and len(code) != layout.bytes:
-            raise ValueError(f"{len(code)} bytes of a state of {layout.bytes}")
-        if layout is not self._layout or self._pool is None:
-            self._layout, self._pool = layout, Pool(layout.bytes)
-        memory = self._pool.take()
-        is_good = True
-        if is_whole:
-            content.copy(memory, code)
-        else:
-            if self._held is None or head.life != self._life or head.base != self._held.version:
-                raise ValueError(f"a difference to version {head.base}")
-            content.copy(memory, self._held.memory)
-            is_good = content.apply(layout, memory, code)
-        if not is_good or content.digest(layout, memory) != head.digest:
-            self._pool.give(memory)
+        arrival = Arrival(kind, head, self._held, self._pool)
+        if not arrival.is_whole and (self._held is None or (head.life, head.base) != (self._life, self._held.version)):
+            raise ValueError(f"a difference to version {head.base}")
+        return arrival
+
+    def _take(self, arrival: Arrival) -> Version:
+        """Checks a version, and only then holds it. If it is damaged, the whole state is asked for."""
+        self._is_waiting = False
+        head, held, before = arrival.head, arrival.result(), self._before
+        if held is None:
             self._has_doubts = True
             raise CommError(
                 f"version {head.version} from {self._address} is damaged: its digest is not {head.digest}; this reader "
                 f"holds {self._holding}, and the next call asks for the whole state"
             )
-        self._has_doubts = False
-        if self._before is not None:
-            self._pool.give(self._before.memory)
-        self._before, self._held, self._life = self._held, Held(head.version, head.digest, memory), head.life
-        return Version(self, self._held, sum(map(len, (code, layout_text))), is_whole=is_whole)
+        self._has_doubts, self._breaks = False, 0
+        if arrival.pool is self._pool and self._pool is not None and before is not None:
+            self._pool.give(before.memory)
+        self._before = self._held if arrival.pool is self._pool else None  # the layout is another one
+        self._held, self._life, self._pool = held, head.life, arrival.pool
+        return Version(self, held, head.layout_bytes + head.code_bytes, is_whole=arrival.is_whole)
 
     @property
     def _holding(self) -> str:
@@ -281,19 +299,26 @@ class Subscription:
 
     # ---- models ----
 
-    def _layout_of(self, held: Held) -> Layout:
-        if held is not self._held or self._layout is None:
+    def _check_held(self, held: Held) -> None:
+        if held is not self._held:
             raise ClosedError(
                 f"version {held.version}: the next one was asked for, so that its memory is gone; apply a version "
                 f"before the next"
             )
-        return self._layout
 
     def _apply(self, held: Held, model: State) -> None:
-        layout = self._layout_of(held)
+        self._check_held(held)
+        layout = held.layout
         targets = tensors_of(model)
         layout.check(Layout.of(targets), "here", "at the publisher")
-        is_follower = self._applied is not None and self._applied[0]() is model and self._applied[1] is self._before
+        applied, self._applied = self._applied, None
+        is_follower = (
+            applied is not None
+            and applied[0]() is model
+            and applied[1] is self._before
+            and applied[2] == marks(targets)  # nobody changed it since
+        )
+        sources = layout.views(held.memory)
         with torch.no_grad():
             if is_follower and self._before is not None:
                 before = layout.views(self._before.memory)
@@ -301,14 +326,30 @@ class Subscription:
                 before = {name: each.clone() for name, each in targets.items()}
             done: list[str] = []
             try:
-                for name, source in layout.views(held.memory).items():
+                for name, source in sources.items():
                     done.append(name)
                     targets[name].copy_(source)
+                _check_shared(targets, sources)
             except BaseException:
                 for name in done:
                     targets[name].copy_(before[name])
                 raise
-        self._applied = (weakref.ref(model), held) if isinstance(model, torch.nn.Module) else None
+        after = marks(targets)
+        if isinstance(model, torch.nn.Module) and after is not None:
+            self._applied = (weakref.ref(model), held, after)
+
+
+def _check_shared(targets: dict[str, Tensor], sources: dict[str, Tensor]) -> None:
+    """Raises MismatchError unless tensors that share memory have got the values of each."""
+    for pair in overlaps(targets):
+        first, second = (sources[name] for name in pair)
+        if first.data_ptr() == second.data_ptr() and first.shape == second.shape:
+            continue
+        if not all(content.is_same(targets[name], sources[name]) for name in pair):
+            raise MismatchError(
+                f"{pair[0]} and {pair[1]} share memory here, but have different values at the publisher; tie the same "
+                f"tensors in both models"
+            )
 
 
 def subscribe(address: str, *, secret_file: str | None = None, timeout_s: float = 30.0) -> Subscription:
@@ -320,7 +361,7 @@ def subscribe(address: str, *, secret_file: str | None = None, timeout_s: float 
     A reader that is slow gets the latest version next and skips those between. It comes and goes as it likes. Each
     version was checked against its digest before it is seen. `timeout_s`: after so long without the publisher, an error
     says so; connections are made again by themselves. `secret_file`: as at the publisher. A reader needs memory for
-    three copies of the state. It belongs to one thread.
+    three copies of the state, and for one more answer while it is busy. It belongs to one thread.
 
     Raises ConfigError for an address that is none, a missing or unreadable secret, and without the package pyzmq.
     Errors of the iteration: see `Subscription.latest`.

@@ -295,6 +295,26 @@ def test_a_model_torn_between_two_versions_goes_back_to_the_first(address: str) 
         publisher.close(0.0)
 
 
+def test_a_model_that_was_changed_goes_back_to_its_own_values(address: str) -> None:
+    class Fragile(Torn):
+        writes = 0
+
+    source, model = nn.Module(), nn.Module()
+    for module, kind in ((source, Tensor), (model, Fragile)):
+        module.register_buffer("first", torch.zeros(3))
+        module.register_buffer("second", torch.zeros(3).as_subclass(kind))
+    with commlayer.publish(source, address) as publisher, commlayer.subscribe(address) as reader:
+        publisher.commit(1)
+        next(reader).apply(model)
+        for each in model.buffers():
+            each.add_(5)
+        publisher.commit(2)
+        with pytest.raises(KeyboardInterrupt):
+            next(reader).apply(model)
+        assert [each.tolist() for each in model.buffers()] == [[5, 5, 5]] * 2
+        publisher.close(0.0)
+
+
 def test_versions_grow_and_the_model_stays_the_same(address: str) -> None:
     model = nn.Linear(3, 4)
     publisher = commlayer.publish(model, address)
@@ -312,6 +332,89 @@ def test_versions_grow_and_the_model_stays_the_same(address: str) -> None:
     publisher.close()
     with pytest.raises(ClosedError, match="publish anew"):
         publisher.commit(7)
+
+
+def test_a_publisher_that_begins_anew_may_tie_other_tensors(address: str) -> None:
+    both = torch.randn(3_000_000)
+    model = {"a": torch.zeros(3_000_000), "b": torch.zeros(3_000_000)}
+    with commlayer.subscribe(address, timeout_s=PATIENCE_S) as reader:
+        version = 0
+        for is_tied in (True, False, True):
+            source = {"a": both, "b": both if is_tied else torch.randn(3_000_000)}
+            with commlayer.publish(source, address) as publisher:
+                for _ in range(3):
+                    version += 1
+                    source["b"][:9] += 1
+                    publisher.commit(version)
+                    found = None
+                    while reader.version != version:
+                        found = reader.latest(PATIENCE_S)
+                        reader._is_ended = False  # as if the publisher before had been killed
+                    assert found is not None
+                    assert len(reader._held.memory) == 12_000_000 * (1 if is_tied else 2)  # type: ignore[union-attr]
+                    found.apply(model)
+                    assert bits(model) == bits(source)
+                publisher.close(0.0)
+
+
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_tensors_of_the_state_stay_tied(address: str, is_tied: bool) -> None:
+    first, second = torch.ones(3), torch.ones(3)
+    source = {"a": first, "b": first if is_tied else second}
+    with commlayer.publish(source, address) as publisher:
+        publisher.commit(1)
+        source["b"] = second if is_tied else first
+        with pytest.raises(MismatchError, match=r"commit\(2\): .*a shares its memory with .* now, with .* published"):
+            publisher.commit(2)
+        publisher.close(0.0)
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_a_model_with_tied_tensors_needs_equal_values(address: str, is_whole: bool) -> None:
+    source = {"a": torch.ones(3), "b": torch.ones(3)}
+    memory = torch.zeros(5)
+    model = {"a": memory[:3], "b": memory[:3] if is_whole else memory[1:4]}
+    with commlayer.publish(source, address) as publisher, commlayer.subscribe(address) as reader:
+        publisher.commit(1)
+        next(reader).apply(model)
+        assert memory.tolist() == [1, 1, 1, not is_whole, 0]
+        before = memory.clone()
+        source["b"][0] += 1
+        publisher.commit(2)
+        with pytest.raises(MismatchError, match="a and b share memory here"):
+            next(reader).apply(model)
+        assert torch.equal(memory, before)
+        publisher.close(0.0)
+
+
+def test_a_reader_that_lags_is_answered_while_commits_are_faster_than_coding(
+    publisher: Publisher, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, digest = publisher._state, content.digest
+    assert isinstance(source, dict)
+
+    def slow(*state: Any) -> str:
+        if threading.current_thread().name == "commlayer-code":
+            time.sleep(0.1)
+        return digest(*state)
+
+    with commlayer.subscribe(address) as reader:
+        publisher.commit(1)
+        next(reader)
+        for version in (2, 3):
+            change(source, version, 0.001)
+            publisher.commit(version)
+            assert publisher.settle(PATIENCE_S)
+        monkeypatch.setattr(content, "digest", slow)
+        found = None
+        for version in range(4, 104):
+            change(source, version, 0.001)
+            publisher.commit(version)
+            found = reader.latest(0.01)
+            if found is not None:
+                break
+        assert found is not None
+        assert not found.is_whole
 
 
 def test_a_change_while_commit_copies_is_an_error(publisher: Publisher, monkeypatch: pytest.MonkeyPatch) -> None:

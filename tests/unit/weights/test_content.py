@@ -1,5 +1,6 @@
 import random
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -64,3 +65,9 @@ def test_digests_tell_values_and_names_apart() -> None:
     found.add(content.digest(renamed, memory))
     assert len(found) == 6
     assert content.digest(LAYOUT, memory.clone()) in found
+
+
+def test_a_copy_between_lengths_is_refused() -> None:
+    for source in (torch.zeros(4, dtype=torch.uint8), memoryview(b"12"), torch.zeros(3)):
+        with pytest.raises(ValueError, match="for a place of 3"):
+            content.copy(torch.zeros(3, dtype=torch.uint8), source)

@@ -1,11 +1,12 @@
 import json
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from commlayer.errors import ConfigError, MismatchError
-from commlayer.weights.layout import DTYPES, Layout, tensors_of, width_of
+from commlayer.weights.layout import DTYPES, Layout, overlaps, tensors_of, width_of
 
 
 def test_values_of_a_width_lie_together_and_views_fit() -> None:
@@ -42,6 +43,8 @@ def test_a_layout_comes_back_from_its_text() -> None:
         [["a", "float32", [2]]],
         [["a", "float31", [2], -1]],
         [[1, "float32", [2], -1]],
+        [["a", [], [2], -1]],
+        [["a", {}, [2], -1]],
         [["a", "float32", 2, -1]],
         [["a", "float32", [-2], -1]],
         [["a", "float32", [True], -1]],
@@ -73,6 +76,50 @@ def test_other_than_dense_tensors_are_refused() -> None:
     for wrong in (torch.eye(3).to_sparse(), 3, torch.zeros(3, device="meta")):
         with pytest.raises(ConfigError, match="a is"):
             tensors_of({"a": wrong})  # type: ignore[dict-item]
+
+
+class Extra(nn.Linear):
+    def get_extra_state(self) -> torch.Tensor:
+        return torch.ones(3)
+
+    def set_extra_state(self, state: torch.Tensor) -> None: ...
+
+
+class Gathered(nn.Linear):
+    def state_dict(self, *args: Any, **options: Any) -> Any:
+        return {name: each.clone() for name, each in super().state_dict(*args, **options).items()}
+
+
+def test_entries_that_are_copies_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^0\._extra_state of the model's state_dict\(\) is neither"):
+        tensors_of(nn.Sequential(Extra(2, 2)))
+    with pytest.raises(ConfigError, match=r"^weight of the model's"):
+        tensors_of(Gathered(2, 2))
+    normed = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 2))
+    normed[1].weight, normed[1].bias = nn.Parameter(torch.zeros(4)[1:3]), nn.Parameter(torch.zeros(0))
+    assert len(tensors_of(normed)) == 7
+
+
+def test_ties_are_compared_by_name() -> None:
+    one, two = torch.zeros(2), torch.zeros(2)
+    ours = Layout.of({"a": one, "b": one, "c": two})
+    ours.check_ties(Layout.of({"c": two, "b": one, "a": one}), "here", "there")
+    with pytest.raises(MismatchError, match="b shares its memory with c here, with a there"):
+        ours.check_ties(Layout.of({"a": one, "b": two, "c": two}), "here", "there")
+
+
+def test_overlaps_are_found() -> None:
+    memory = torch.zeros(20)
+    tensors = {
+        "a": memory[:10],
+        "b": memory[2:4],
+        "c": memory[5:7],
+        "d": memory[10:],
+        "e": memory[19:],
+        "f": memory[:0],
+    }
+    assert overlaps(tensors) == [("a", "b"), ("a", "c"), ("d", "e")]
+    assert overlaps({"a": memory, "b": torch.zeros(20)}) == []
 
 
 def test_prefixes_of_wrappers_are_left_out() -> None:

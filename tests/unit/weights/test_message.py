@@ -21,7 +21,7 @@ def test_a_head_comes_back() -> None:
         {"digest": 3},
         {"life": None},
         {"base": 1.5},
-        {"protocol": 2},
+        {"protocol": 1},
         {"more": 1},
     ],
 )
