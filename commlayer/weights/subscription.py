@@ -46,7 +46,7 @@ class Version:
         self.digest = held.digest
         """32 hex digits: equal states have equal ones."""
         self.received_bytes = received_bytes
-        """Bytes of the message that brought it."""
+        """Bytes of the content that brought it, and of the layout if that came, too."""
         self.is_whole = is_whole
         """Whether that was the whole state, not a difference."""
 
