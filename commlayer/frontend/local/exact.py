@@ -87,9 +87,9 @@ class ExactSteps:
                 )
                 gradients[at : at + parameter.numel()].copy_(flat(like))
             at += parameter.numel()
-        leaving, has, averaged = self._sum(gradients, samples, [each is not None for each in found], is_leaving=False)
-        self._check(leaving)
-        whole = self._site.gather(averaged, self._parameters[0].device)
+        known = [each is not None for each in found]
+        has, averaged = self._sum(gradients, samples, known, is_leaving=False)
+        whole = self._site.gather(averaged, self._weights.device)
         at = 0
         for parameter, has_one in zip(self._parameters, has, strict=True):
             if has_one:
@@ -102,8 +102,16 @@ class ExactSteps:
 
     def _sum(
         self, gradients: Tensor, samples: float, has: Sequence[bool], *, is_leaving: bool
-    ) -> tuple[list[bool], list[bool], Tensor]:
-        """Which ranks are leaving, which parameters have a gradient anywhere, and this rank's shard of the average."""
+    ) -> tuple[list[bool], Tensor]:
+        """Which parameters have a gradient anywhere, and this rank's shard of the average. All ranks of a site raise if
+        one of them does."""
+        return self._site.agreed(
+            lambda: self._exchanged(gradients, samples, has, is_leaving=is_leaving), self._weights.device
+        )
+
+    def _exchanged(
+        self, gradients: Tensor, samples: float, has: Sequence[bool], *, is_leaving: bool
+    ) -> tuple[list[bool], Tensor]:
         size, me = self._group.size(), self._group.rank()
         leaves = [float(is_leaving and each == me) for each in range(size)]
         counts = [samples if each == me else 0.0 for each in range(size)]
@@ -123,7 +131,8 @@ class ExactSteps:
             if math.isnan(count):
                 rank = dist.get_global_rank(self._group, at)
                 raise on_all(ConfigError(no_count(self._group.who, rank)), rank)
-        return flags[:size], flags[size:], shard.div_(sum(counts) or 1.0)
+        self._check(flags[:size])
+        return flags[size:], shard.div_(sum(counts) or 1.0)
 
     def _check(self, leaving: Sequence[bool]) -> None:
         if any(leaving) and not all(leaving):
@@ -148,7 +157,7 @@ class ExactSteps:
         """The training ends with exact steps: all ranks have the same weights, and average their buffers. Raises
         CommError if other ranks go on."""
         nothing = torch.zeros(self._site.padded(self._size))
-        self._check(self._sum(nothing, 0.0, [False] * len(self._parameters), is_leaving=True)[0])
+        self._sum(nothing, 0.0, [False] * len(self._parameters), is_leaving=True)
         buffers = self._weights.flat_buffers()
         if len(buffers):
             self._group.allreduce([buffers], op=dist.ReduceOp(dist.ReduceOp.AVG)).wait()
@@ -160,10 +169,9 @@ class ExactSteps:
         The time of a step is that of the slowest rank. That of an average is that of the rank that came last, which has
         waited for no other.
         """
-        device = self._parameters[0].device
         step_s, sent_s = statistics.median(self._step_s[1:]), statistics.median(self._sent_s[1:])
         values = self._site.padded(self._size) // self._site.size
-        step_s, negative_s = largest_of(self._group, self._site.largest([step_s, -sent_s], device))
+        step_s, negative_s = largest_of(self._group, self._site.largest([step_s, -sent_s], self._weights.device))
         sites = self._group.size()
         rate = 2 * (sites - 1) / sites * values * 4 / max(-negative_s, 1e-9)
         return Measured(sites, values, value_bytes, rate, max(step_s, 1e-9))

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -48,6 +49,9 @@ CODECS = ("none", "bf16", "int8", "int4-int8")
 
 CLASS = 7
 """The class of syncs: all else goes first."""
+
+RANK_IN_SITE = "rank in its site"
+"""The setting that is alike between sites, and differs within one."""
 
 REMEDIES = {
     "digests": "all sites start with the same weights; call torch.manual_seed with one number before the model is "
@@ -156,11 +160,16 @@ class LocalSteps:
 
     def _begin(self, group: CommProcessGroup) -> None:
         own = Introduction()
+        self._site = Site(self._model.process_group if isinstance(self._model, DistributedDataParallel) else None)
         try:
             self._prepare(group, own)
         except ConfigError as error:
             own.fault = str(error)
-        meet(group, own, REMEDIES)
+        device = next((each.device for each in self._model.parameters()), torch.device("cpu"))
+        self._site.agreed(lambda: meet(group, own, REMEDIES), device)
+        if self._site.group is not None and self._site.size > 1:  # each rank has met others than its neighbour
+            alike = {name: value for name, value in own.settings.items() if name != RANK_IN_SITE}
+            meet(self._site.group, Introduction(settings=alike), REMEDIES)
         if self._rounds is not None and (flying := self._flying()):
             self._rounds.resume(flying)
         self._hooks = [
@@ -186,7 +195,7 @@ class LocalSteps:
         if whole(self._exact_steps, -1) < 0:
             raise ConfigError(f"LocalSteps(exact_steps={self._exact_steps!r}): use a whole number, 0 or more (steps)")
         self._weights = Weights(self._model, self._optimizer, self._buffers)
-        self._site = Site(self._site_group(group))
+        self._check_groups(group)
         self._exact = ExactSteps(group, self._weights, self._site)
         own.digests = self._weights.digests()
         if restored is not None:
@@ -204,7 +213,7 @@ class LocalSteps:
             "buffers": self._buffers,
             "samples": self._samples is not None,
             "ranks per site": self._site.size,
-            "rank in its site": self._site.rank,
+            RANK_IN_SITE: self._site.rank,
             "model": self._weights.shapes(),
             "fine": [name for name, each in self._weights.parameters.items() if each in self._fine],
             "restored": restored is not None,
@@ -226,19 +235,17 @@ class LocalSteps:
         form = Form(self._codec, self._fine, self._samples is not None)
         return Rounds(group, self._weights, self._site, turns, outer, form)
 
-    def _site_group(self, group: CommProcessGroup) -> dist.ProcessGroup | None:
-        """The process group of a DDP model. Raises ConfigError unless this rank alone is in both groups."""
-        if not isinstance(self._model, DistributedDataParallel):
-            return None
-        site: dist.ProcessGroup = self._model.process_group
-        both = set(dist.get_process_group_ranks(site)) & set(dist.get_process_group_ranks(group))
+    def _check_groups(self, group: CommProcessGroup) -> None:
+        """Raises ConfigError unless this rank alone is in both groups, that of its site and that between sites."""
+        if self._site.group is None:
+            return
+        both = set(dist.get_process_group_ranks(self._site.group)) & set(dist.get_process_group_ranks(group))
         if len(both) > 1:
             raise ConfigError(
                 f"LocalSteps(DistributedDataParallel): its process group and `group` share the ranks {sorted(both)}, "
                 f"but DDP averages within a site, and `group` connects sites; make the model with process_group=, the "
                 f"ranks of this site, and give group=, the ranks of the same number in all sites"
             )
-        return site
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -254,6 +261,7 @@ class LocalSteps:
         finally:
             if error is not None and not is_on_all(error):
                 group.abort()  # the others would wait for this rank's next sync
+                self._site.abort(error)
             self._end()
 
     def _begun(self) -> tuple[ExactSteps, CommProcessGroup]:
@@ -319,8 +327,7 @@ class LocalSteps:
         if self._samples is None:
             return 1.0
         count = number(self._samples())
-        device = next(iter(self._weights.parameters.values())).device
-        return self._site.total(count if 0 <= count < math.inf else math.nan, device)
+        return self._site.total(count if 0 <= count < math.inf else math.nan, self._weights.device)
 
     @property
     def steps(self) -> int:

@@ -123,7 +123,7 @@ class Rounds:
         if self._sync is None:
             return ()
         sync, self._sync = self._sync, None
-        outcome = sync.finish()
+        outcome = self._site.agreed(sync.finish, self._weights.device)
         fragment = self.fragments[self.turns.fragment(sync.head.turn)]
         outer = PLAIN if outcome.is_rest else self.outer
         fragment.add(fragment.update(outcome.average, outer).sub_(outcome.counted))

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from ...errors import CommError
+from ..group.backend import CommProcessGroup
+
+ResultT = TypeVar("ResultT")
 
 
 class Site:
@@ -45,6 +51,37 @@ class Site:
     def largest(self, values: Sequence[float], device: torch.device) -> list[float]:
         """The largest of the ranks' values, one by one. All ranks call."""
         return self._reduced(values, device, dist.ReduceOp.MAX)
+
+    def agreed(self, call: Callable[[], ResultT], device: torch.device) -> ResultT:
+        """The result of `call`, which exchanges values with other sites. If it raises on a rank of this site, all its
+        ranks raise that error: the others would wait for it where the site gathers. All ranks call."""
+        if self.group is None or self.size == 1:
+            return call()
+        own: Exception | None = None
+        try:
+            result = call()
+        except Exception as error:
+            own = error
+        try:
+            has_failed = self.largest([float(own is not None)], device)[0]
+        except Exception:
+            if own is not None:
+                raise own from None
+            raise
+        if not has_failed:
+            return result
+        told: list[Any] = [None] * self.size
+        shown = own if own is None or isinstance(own, CommError) else CommError(f"{type(own).__name__}: {own}")
+        dist.all_gather_object(told, shown, group=self.group)
+        failed = own or next(each for each in told if each is not None)
+        vars(failed)["is_on_site"] = True
+        raise failed
+
+    def abort(self, error: BaseException) -> None:
+        """Ends the operations of the site's ranks after this error, unless they raise it, too. Only a group of
+        commlayer tells the others; those of other backends wait until their timeout."""
+        if self.size > 1 and isinstance(self.group, CommProcessGroup) and not vars(error).get("is_on_site"):
+            self.group.abort()
 
     def _reduced(self, values: Sequence[float], device: torch.device, op: dist.ReduceOp.RedOpType) -> list[float]:
         if self.group is None or self.size == 1:

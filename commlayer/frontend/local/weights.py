@@ -100,6 +100,12 @@ class Weights:
                     f"choose LocalSteps(buffers='average'), or buffers='own' for each rank's own"
                 )
 
+    @property
+    def device(self) -> torch.device:
+        """That of the first parameter."""
+        first: Tensor = next(iter(self.parameters.values()))
+        return first.device
+
     def check_unchanged(self, who: str) -> None:
         """Raises ConfigError if something has changed that the sites do not share. `who`: this rank."""
         for name, each in self._fixed.items():

@@ -1,0 +1,87 @@
+"""Faults in jobs with several ranks per site: the ranks of a site share no group with other sites' ranks, but all
+raise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import commlayer
+from commlayer.errors import AbortedError, CommError, ConfigError
+from tests import ranks
+from tests.process.test_local_errors import Stopped, sgd
+from tests.process.test_local_steps import Net, train
+
+TIMEOUT = timedelta(seconds=60)
+"""A rank that waits for a neighbour raises OperationTimeoutError, which no test here expects."""
+
+
+def train_on_two_sites(rank: int, before: Callable[[int, nn.Module], None], **arguments: Any) -> None:
+    """Two sites of two ranks each. `before(step, model)` is called before each step."""
+    site = [dist.new_group([0, 1], timeout=TIMEOUT), dist.new_group([2, 3], timeout=TIMEOUT)][rank // 2]
+    between = [dist.new_group([0, 2]), dist.new_group([1, 3])][rank % 2]
+    model = DistributedDataParallel(Net(), process_group=site)
+    optimizer = sgd(model)
+    usual: dict[str, Any] = {"every": 4, "fragments": 1, "delay": 0, "codec": "none"}
+    with commlayer.LocalSteps(model, optimizer, **usual | arguments, group=between):
+        for step in range(9):
+            before(step, model)
+            train(model, optimizer, rank, [step])
+
+
+def nothing(step: int, model: nn.Module) -> None:
+    pass
+
+
+@ranks.on(4, ranks.run_job, environ=ranks.NETWORK)
+def test_weights_that_are_not_finite_in_one_shard(rank: int, size: int) -> None:
+    """The first shard has the value, so ranks 0 and 2 find it; ranks 1 and 3 exchange the other shard."""
+
+    def spoil(step: int, model: Any) -> None:
+        if step == 3 and rank // 2 == 1:
+            weight = model.module.layers[0].weight
+            weight.detach()[0, 0] = torch.inf
+            model.module.layers[0].weight.register_hook(torch.zeros_like)
+            model.module.layers[0].bias.register_hook(torch.zeros_like)
+
+    with pytest.raises(CommError, match="the weights of rank 2 are not finite"):
+        train_on_two_sites(rank, spoil)
+    dist.barrier()
+
+
+@pytest.mark.parametrize("at", range(4))
+@ranks.on(4, ranks.run_job, environ=ranks.NETWORK)
+def test_an_argument_that_one_rank_refuses(rank: int, size: int, at: int) -> None:
+    wrong: dict[str, Any] = {"codec": "topk:0.01"} if rank == at else {}
+    with pytest.raises(ConfigError, match=f"rank {at}: .*topk"):
+        train_on_two_sites(rank, nothing, **wrong)
+    dist.barrier()
+
+
+@ranks.on(4, ranks.run_job, environ=ranks.NETWORK)
+def test_steps_that_differ_within_a_site(rank: int, size: int) -> None:
+    """Ranks 0 and 2 have every=4, and ranks 1 and 3 every=6: no two of them that differ exchange weights."""
+    with pytest.raises(ConfigError, match=r"every differs: 4 on rank (\d), 6 on rank"):
+        train_on_two_sites(rank, nothing, every=6 if rank % 2 else 4)
+    dist.barrier()
+
+
+@pytest.mark.parametrize("exact_steps", [0, 100])
+@pytest.mark.parametrize("at", [0, 5])
+@ranks.on(4, ranks.run_job, environ=ranks.NETWORK)
+def test_an_exception_on_one_rank_ends_all_others(rank: int, size: int, at: int, exact_steps: int) -> None:
+    def stop(step: int, model: nn.Module) -> None:
+        if (rank, step) == (1, at):
+            raise Stopped("rank 1")
+
+    with pytest.raises(Stopped if rank == 1 else RuntimeError) as caught:  # DDP wraps what its average raises
+        train_on_two_sites(rank, stop, exact_steps=exact_steps)
+    assert rank == 1 or isinstance(caught.value, AbortedError) or "AbortedError: " in str(caught.value)
+    dist.barrier()
