@@ -210,6 +210,23 @@ def other_output(rank: int) -> None:
     commlayer.all_to_all_single(torch.empty(3, 2, dtype=(torch.float32, torch.float16)[rank == 1]), torch.ones(3, 2))
 
 
+def fractions(rank: int) -> None:
+    splits = [0.5, 1.0, 1.5] if rank == 1 else None
+    commlayer.all_to_all_single(torch.empty(3, 2), torch.ones(3, 2), None, splits)
+
+
+def no_list(rank: int) -> None:
+    commlayer.all_to_all_single(torch.empty(3, 2), torch.ones(3, 2), 3 if rank == 1 else None)  # type: ignore[arg-type]
+
+
+def huge(rank: int) -> None:
+    commlayer.all_to_all_single_autograd(torch.ones(3, 2), [1, 1, 10**20] if rank == 1 else [1, 1, 1])
+
+
+def no_rows(rank: int) -> None:
+    commlayer.all_to_all_single(torch.empty(()) if rank == 1 else torch.empty(3, 2), torch.ones(3, 2))
+
+
 DIFFERENT: dict[Callable[[int], None], tuple[int, str]] = {
     odd_split: (1, "rank 1 of the group sends 2 rows to rank 2, which expects 1"),
     expects_none: (1, "rank 1 of the group sends 1 rows to rank 0, which expects 0"),
@@ -220,6 +237,10 @@ DIFFERENT: dict[Callable[[int], None], tuple[int, str]] = {
 REFUSED: dict[Callable[[int], None], str] = {
     too_many: "are 4 rows, and the input has 3",
     negative: "use 0 or more rows",
+    fractions: "input_split_sizes=[0.5, 1.0, 1.5]: use 0 or more rows, whole numbers",
+    no_list: "output_split_sizes of type int: 'int' object is not iterable; pass whole numbers, as a list",
+    huge: "use 0 or more rows",
+    no_rows: "an output without dimensions",
     of_two_ranks: "pass one number for each of 3 ranks",
     indivisible: "4 input rows do not divide among 3 ranks; pass input_split_sizes",
     integers: "use Policy(), without a codec",

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import commlayer
-from commlayer.frontend.local import exact
+from commlayer.frontend.local import exact, fragment
 from commlayer.frontend.local.exact import ExactSteps, Measured
 from tests import ranks
 from tests.process.test_local_state import copied, values
@@ -199,3 +199,95 @@ def test_no_count_of_samples_in_an_exact_step(rank: int, size: int) -> None:
     local = commlayer.LocalSteps(model, adam(model), samples=lambda: -1 if rank else 3)
     with pytest.raises(commlayer.ConfigError, match=r"of rank 1 returned no count"), local:
         train(model, local._optimizer, rank, range(2))
+
+
+@ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
+def test_no_samples_count_nothing_in_an_exact_step(rank: int, size: int) -> None:
+    """The mean of no samples is NaN."""
+    model, alone = Net(), Net()
+    optimizers = adam(model), adam(alone)
+    samples = 3
+    with commlayer.LocalSteps(model, optimizers[0], 4, 2, samples=lambda: samples, exact_steps=100):
+        for step in range(4):
+            samples = 0 if rank == 1 else 3
+            for net, optimizer, other in zip((model, alone), optimizers, (rank, 0), strict=True):
+                optimizer.zero_grad()
+                (loss_of(net, other, step) * (torch.nan if other else 1)).backward()
+                optimizer.step()
+    assert torch.allclose(values(model), values(alone), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("unscales", [False, True])
+@ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
+def test_fused_optimizers_with_a_grad_scaler_are_refused(rank: int, size: int, unscales: bool) -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, fused=True)
+    scaler = torch.amp.GradScaler("cpu", init_scale=512.0 if rank else 1024.0)
+
+    def step() -> None:
+        scaler.scale(loss_of(model, rank, 0)).backward()
+        if unscales:
+            scaler.unscale_(optimizer)
+        dist.barrier()
+        scaler.step(optimizer)
+
+    name = "found_inf" if unscales else "grad_scale"
+    with (
+        pytest.raises(commlayer.ConfigError, match=rf"SGD\.{name} is set: .* without fused=True"),
+        commlayer.LocalSteps(model, optimizer, 4, 2, exact_steps=100),
+    ):
+        step()
+    dist.barrier()
+
+
+class Clock:
+    """Seconds that pass only where `flat` copies a gradient."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now_s
+
+
+@ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
+def test_a_step_ends_when_its_gradients_are_on_the_host(rank: int, size: int) -> None:
+    """On a GPU the backward pass runs until the copies of the gradients to the host have waited for it."""
+    clock, plain = Clock(), fragment.flat
+
+    def slow(values: torch.Tensor) -> torch.Tensor:
+        clock.now_s += 1.0
+        return plain(values)
+
+    model = Net()
+    optimizer = adam(model)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exact, "time", clock)
+        patch.setattr(exact, "flat", slow)
+        with commlayer.LocalSteps(model, optimizer, 4, 2, exact_steps=100) as local:
+            train(model, optimizer, rank, range(3))
+            assert local._exact is not None
+            assert local._exact._step_s == [float(len(list(model.parameters())))] * 2
+
+
+@ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
+def test_exact_steps_end_with_the_weights_of_the_first_site(rank: int, size: int) -> None:
+    model = Net()
+    optimizer = adam(model)
+    with commlayer.LocalSteps(model, optimizer, 4, 2, exact_steps=100):
+        train(model, optimizer, rank, range(3))
+        before = values(model)
+        if rank == 1:  # as a CPU that rounds differently
+            next(model.parameters()).detach()[0, 0] += 1e-6
+    assert equal_on_all(values(model))
+    assert torch.equal(values(model), before)
+
+
+@ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
+def test_numbers_of_fragments_that_differ_are_refused_before_auto_decides(rank: int, size: int) -> None:
+    model = Net()
+    with (
+        pytest.raises(commlayer.ConfigError, match="fragments differs: 4 on rank 0, 2 on rank 1"),
+        commlayer.LocalSteps(model, adam(model), fragments=2 if rank else 4),
+    ):
+        pass

@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import commlayer
 from tests import ranks
+from tests.process.hosts import LOOPBACK, on_hosts
 from tests.process.test_disabled import DISABLED
 from tests.process.test_local_steps import Given, Net, train
 
@@ -174,6 +175,47 @@ def test_shared_weights_that_differ(rank: int, size: int) -> None:
     dist.barrier()
 
 
+@ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
+def test_the_module_within_ddp_cannot_be_loaded(rank: int, size: int) -> None:
+    alone = [dist.new_group([each]) for each in range(size)][rank]
+    model = DistributedDataParallel(Net(), process_group=alone)
+    with begin(model, group=dist.group.WORLD):
+        for each in (model, model.module):
+            with pytest.raises(commlayer.ConfigError, match="within `with LocalSteps"):
+                each.load_state_dict(each.state_dict())
+
+
+@ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
+def test_frozen_parameters_are_compared_after_a_restore(rank: int, size: int) -> None:
+    model = Frozen()
+    with begin(model) as local:
+        train(model, local._optimizer, rank, range(4))
+        state = local.state_dict()
+    restored = Frozen()
+    if rank == 1:
+        restored.frozen.weight.detach().add_(1)
+    again = begin(restored)
+    again.load_state_dict(state)
+    with pytest.raises(commlayer.ConfigError, match=r"'frozen.weight' has other values on rank 1"), again:
+        pass
+
+
+def on_shared_hosts(rank: int, size: int) -> None:
+    with on_hosts(rank, size, [0, 0, 1, 1]):
+        check_refused(
+            r"rank 0: LocalSteps\(samples=, codec='int4-int8'\): the ranks \[0, 1\] of the group share a host",
+            Net(),
+            samples=lambda: 3 + rank,
+        )
+        for arguments in ({"samples": lambda: 3 + rank, "codec": "none"}, {}):
+            model = Net()
+            run(model, rank, 5, lambda *_: None, **arguments)
+
+
+def test_samples_with_a_codec_are_refused_where_ranks_share_a_host() -> None:
+    ranks.run(on_shared_hosts, 4, environ=LOOPBACK)
+
+
 class Stopped(Exception):  # noqa: N818  # an error of a job
     pass
 
@@ -292,6 +334,8 @@ def test_wrong_uses_within_with(rank: int, size: int) -> None:
             local.load_state_dict(state)
         with pytest.raises(commlayer.ConfigError, match="within `with LocalSteps"):
             model.load_state_dict(model.state_dict())
+        with pytest.raises(commlayer.ConfigError, match="within `with LocalSteps"):
+            model.layers[0].load_state_dict(model.layers[0].state_dict())
         with pytest.raises(commlayer.ConfigError, match="begun before"), local:
             pass
         with local.averaged():

@@ -21,6 +21,7 @@ from commlayer.frontend.local.fragment import Part
 from commlayer.frontend.local.local_steps import CODECS
 from commlayer.frontend.local.sync import Head, Sync
 from tests import ranks
+from tests.process.hosts import LOOPBACK, on_hosts
 
 SIZE = 3
 SHAPES = ((150, 400), (100,), (33, 501))
@@ -252,3 +253,18 @@ def test_compiled_models_and_grad_scalers(rank: int, size: int) -> None:
             scaler.update()
         assert local.steps == 9 - 2 * rank
     assert equal_on_all(torch.cat([each.detach().flatten() for each in model.parameters()]))
+
+
+def on_two_hosts(rank: int, size: int) -> None:
+    with on_hosts(rank, size, [0, 0, 1, 1]):
+        difference = torch.randn(90_000, generator=torch.Generator().manual_seed(rank))
+        outcome = sync_of(dist.group.WORLD, difference, "int4-int8", None)  # type: ignore[arg-type]
+        counted = outcome.counted.clone()
+        dist.all_reduce(counted)
+        assert float((outcome.average - counted / size).norm()) < 0.01 * float(outcome.average.norm())
+        assert 0 < float((difference - outcome.counted).norm()) < 0.2 * float(difference.norm())
+
+
+def test_ranks_of_one_host_count_its_sum() -> None:
+    """The rank that encodes a value of its host's sum keeps the error of all, on its share of the values."""
+    ranks.run(on_two_hosts, 4, environ=LOOPBACK)

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import Work
 
 from ...config import Policy
+from ...kind import whole
 from ..work.dynamo import untraced
 from .agreement import FACTS, check, facts, mismatch
 from .exchange import Route, exchange, fault_of, group_of, start
@@ -20,6 +21,9 @@ INT8 = Policy(codec="int8")
 
 Splits = Iterable[Any] | None
 """Rows per rank: a list, an array or a tensor. None: equal parts."""
+
+ROWS_MAX = 2**48
+"""More rows than any memory has; ranks tell each other their splits in 64 bits."""
 
 CALLER = "all_to_all_single"
 
@@ -51,7 +55,9 @@ def all_to_all_single(
     ConfigError for arguments that make no sense (on the other ranks: MismatchError). Also the errors of collectives.
     """
     chosen = group_of(group, "all_to_all_single")
-    fault = "" if output.shape[1:] == input.shape[1:] else f"rows of shape {tuple(output.shape[1:])} in the output"
+    fault = "" if output.dim() else "an output without dimensions"
+    if not fault and output.shape[1:] != input.shape[1:]:
+        fault = f"rows of shape {tuple(output.shape[1:])} in the output"
     if not fault and output.dtype != input.dtype:
         fault = f"an output of {output.dtype}: use one type"
     received, sent = _agreed(chosen, input, output, output_split_sizes, input_split_sizes, policy, fault)
@@ -96,8 +102,8 @@ def _agreed(
     if not fault:
         sent, fault = _splits(rows.size(0), input_splits, size, "input")
     if not fault:
-        whole = sum(sent) if output is None and output_splits is None else None if output is None else output.size(0)
-        received, fault = _splits(whole, output_splits, size, "output")
+        rows_out = sum(sent) if output is None and output_splits is None else None if output is None else output.size(0)
+        received, fault = _splits(rows_out, output_splits, size, "output")
     codec = policy.codec if isinstance(policy, Policy) else ""
     needs = output is None and rows.requires_grad and torch.is_grad_enabled()
     kind = f"{rows.dtype} rows of {rows.shape[1:].numel()} values, codec {codec!r}{', with gradients' * needs}"
@@ -123,11 +129,15 @@ def _splits(rows: int | None, given: Splits, size: int, name: str) -> tuple[list
         if rows is None or rows % size:
             return [0] * size, f"{rows} {name} rows do not divide among {size} ranks; pass {name}_split_sizes"
         return [rows // size] * size, ""
-    splits = [int(each) for each in given]
+    try:
+        plain = [each.item() if isinstance(each, Tensor) else each for each in given]
+    except Exception as error:  # any value may be given; the other ranks must hear of it
+        return [0] * size, f"{name}_split_sizes of type {type(given).__name__}: {error}; pass whole numbers, as a list"
+    splits = [whole(each, -1) for each in plain]
     if len(splits) != size:
-        return [0] * size, f"{name}_split_sizes={splits}: pass one number for each of {size} ranks"
-    if min(splits) < 0:
-        return [0] * size, f"{name}_split_sizes={splits}: use 0 or more rows"
+        return [0] * size, f"{name}_split_sizes={plain}: pass one number for each of {size} ranks"
+    if min(splits) < 0 or max(splits) > ROWS_MAX:
+        return [0] * size, f"{name}_split_sizes={plain}: use 0 or more rows, whole numbers"
     if rows is not None and sum(splits) != rows:
         return [0] * size, f"{name}_split_sizes={splits} are {sum(splits)} rows, and the {name} has {rows}"
     return splits, ""

@@ -128,8 +128,8 @@ def combine(outputs: Tensor, dispatched: Dispatched, *, policy: Policy = EXACT) 
     token's rank. `policy` encodes these rows, and gradients on their way. A token without an expert gets zeros. The
     outputs require gradients on all ranks or on none.
 
-    Raises ConfigError for outputs that do not fit, MismatchError if their types or widths differ between ranks, and the
-    errors of collectives.
+    Raises ConfigError for outputs that do not fit, on this rank alone, and the errors of collectives. The ranks do not
+    compare the types and widths of their outputs beforehand.
     """
     fault = fault_of(policy, outputs.dtype)
     if outputs.dim() != 2 or len(outputs) != len(dispatched.rows) or outputs.dtype not in FLOATS:

@@ -13,12 +13,14 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import AllreduceOptions
 
+from ...compress.fine import Fine
 from ...errors import CommError, ConfigError
 from ..gradients.hook_group import largest_of
+from ..gradients.samples import weigh
 from ..group.backend import CommProcessGroup
 from ..work.context import labelled
 from ..work.work import CommWork
-from .fragment import flat
+from .fragment import adopt, flat, fragments_of
 from .meeting import on_all
 from .site import Site
 from .sync import no_count
@@ -74,7 +76,6 @@ class ExactSteps:
         Raises ConfigError for sparse gradients, CommError if another rank makes no more steps, and the errors of
         operations.
         """
-        begin_s = time.perf_counter()
         found = [each.grad for each in self._parameters]
         if any(each is not None and each.layout != torch.strided for each in found):
             raise ConfigError(f"{self._group.who}: LocalSteps: sparse gradients; use sparse=False")
@@ -87,6 +88,7 @@ class ExactSteps:
                 )
                 gradients[at : at + parameter.numel()].copy_(flat(like))
             at += parameter.numel()
+        begin_s = time.perf_counter()  # after the copies, which wait for the device: calls only launch its work
         known = [each is not None for each in found]
         has, averaged = self._sum(gradients, samples, known, is_leaving=False)
         whole = self._site.gather(averaged, self._weights.device)
@@ -116,7 +118,8 @@ class ExactSteps:
         leaves = [float(is_leaving and each == me) for each in range(size)]
         counts = [samples if each == me else 0.0 for each in range(size)]
         told = torch.tensor([*counts, *leaves, *map(float, has)], dtype=torch.float64)
-        shard = self._site.shard(gradients).mul_(samples)
+        shard = self._site.shard(gradients)
+        weigh(shard, samples)
         options = AllreduceOptions()  # sums
         with labelled(f"exact step {self.steps}"):
             words = self._group.allreduce([told], options)
@@ -154,10 +157,14 @@ class ExactSteps:
         self._ended_s = time.perf_counter()
 
     def leave(self) -> None:
-        """The training ends with exact steps: all ranks have the same weights, and average their buffers. Raises
-        CommError if other ranks go on."""
+        """The training ends with exact steps: all ranks take the weights of the first site, and average their buffers.
+        Raises CommError if other ranks go on."""
         nothing = torch.zeros(self._site.padded(self._size))
         self._sum(nothing, 0.0, [False] * len(self._parameters), is_leaving=True)
+        fragments = fragments_of(self._parameters, 1, Fine(), self._site)
+        adopt(self._group, fragments)
+        for fragment in fragments:
+            fragment.put(fragment.shared)
         buffers = self._weights.flat_buffers()
         if len(buffers):
             self._group.allreduce([buffers], op=dist.ReduceOp(dist.ReduceOp.AVG)).wait()

@@ -5,10 +5,12 @@ from __future__ import annotations
 import ctypes
 import zlib
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import BroadcastOptions
 
 from ...compress.fine import Fine
 from .outer import Outer
@@ -121,6 +123,18 @@ class Fragment:
     def digest(self) -> int:
         """32 bits by which the ranks compare their shared weights."""
         return digest_of(self.shared)
+
+
+def adopt(group: dist.ProcessGroup, fragments: Sequence[Fragment]) -> None:
+    """Gives all sites the shared weights of the first site, where exact steps have left others on a site: CPUs of
+    several types round differently. All ranks call."""
+    told: list[Any] = [None] * group.size()
+    dist.all_gather_object(told, [each.digest() for each in fragments], group=group)
+    if any(each != told[0] for each in told):
+        options = BroadcastOptions()
+        options.rootRank = 0
+        for fragment in fragments:
+            group.broadcast([fragment.shared], options).wait()
 
 
 def digest_of(values: Tensor) -> int:

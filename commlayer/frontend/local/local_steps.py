@@ -175,7 +175,7 @@ class LocalSteps:
         self._hooks = [
             self._optimizer.register_step_pre_hook(self._before_step),
             self._optimizer.register_step_post_hook(self._after_step),
-            self._model.register_load_state_dict_pre_hook(self._refuse_load),
+            *(each.register_load_state_dict_pre_hook(_refuse_load) for each in self._model.modules()),
         ]
 
     def _prepare(self, group: CommProcessGroup, own: Introduction) -> None:
@@ -196,6 +196,7 @@ class LocalSteps:
             raise ConfigError(f"LocalSteps(exact_steps={self._exact_steps!r}): use a whole number, 0 or more (steps)")
         self._weights = Weights(self._model, self._optimizer, self._buffers)
         self._check_groups(group)
+        self._check_hosts(group)
         self._exact = ExactSteps(group, self._weights, self._site)
         own.digests = self._weights.digests()
         if restored is not None:
@@ -204,9 +205,9 @@ class LocalSteps:
             self._rounds = self._rounds_of(group, turns)
         if self._rounds is not None and restored is not None:
             self._rounds.restore(restored["rounds"])
-            own.digests = self._rounds.digests()
+            own.digests = self._rounds.digests() | self._weights.fixed_digests()
         own.settings = {
-            **({"every": self._every} if turns is None else dataclasses.asdict(turns)),
+            **({"every": self._every, "fragments": self._fragments} if turns is None else dataclasses.asdict(turns)),
             "exact_steps": self._exact_steps,
             "outer": outer,
             "codec": self._codec,
@@ -245,6 +246,16 @@ class LocalSteps:
                 f"LocalSteps(DistributedDataParallel): its process group and `group` share the ranks {sorted(both)}, "
                 f"but DDP averages within a site, and `group` connects sites; make the model with process_group=, the "
                 f"ranks of this site, and give group=, the ranks of the same number in all sites"
+            )
+
+    def _check_hosts(self, group: CommProcessGroup) -> None:
+        """Raises ConfigError where several ranks of a host encode the sum of their weighted changes."""
+        shared = next((host for host in group.hosts if len(host) > 1), ())
+        if self._samples is not None and codec_of(self._codec).pair is not None and shared and len(group.hosts) > 1:
+            raise ConfigError(
+                f"LocalSteps(samples=, codec={self._codec!r}): the ranks {list(shared)} of the group share a host, "
+                f"which encodes the sum of their changes: a rank with few samples would keep the error of all; use "
+                f"codec='none', or make one site of the ranks of a host (DistributedDataParallel)"
             )
 
     def __exit__(
@@ -292,6 +303,13 @@ class LocalSteps:
                 raise ConfigError(
                     "LocalSteps: exact steps with a closure would not average its gradients; leave it out"
                 )
+            for name in ("grad_scale", "found_inf"):  # GradScaler sets them on an optimizer that unscales itself
+                if getattr(self._optimizer, name, None) is not None:
+                    raise ConfigError(
+                        f"LocalSteps: {type(self._optimizer).__name__}.{name} is set: a fused optimizer with a "
+                        f"GradScaler unscales within step(), but exact steps average before it, and the scales of the "
+                        f"ranks differ; make the optimizer without fused=True"
+                    )
             self._begun()[0].average(self._count())
 
     def _after_step(self, *_: Any) -> None:
@@ -385,12 +403,6 @@ class LocalSteps:
         """The sync that was in flight when the restored state was saved."""
         return None if self._restored is None or self._restored["rounds"] is None else self._restored["rounds"]["sync"]
 
-    def _refuse_load(self, *_: Any) -> None:
-        raise ConfigError(
-            "load_state_dict of a model within `with LocalSteps(...)`: the sites would count it as learned; end `with` "
-            "first, or restore before it begins"
-        )
-
     def explain(self) -> str:
         """How this training exchanges weights, in words."""
         exact, _ = self._begun()
@@ -409,6 +421,13 @@ class LocalSteps:
             f"{outer.momentum:g}; {exact.steps} exact steps, {rounds.steps} local steps and {rounds.syncs} syncs so far"
         )
         return "\n".join(lines)
+
+
+def _refuse_load(*_: Any) -> None:
+    raise ConfigError(
+        "load_state_dict of a model within `with LocalSteps(...)`: the sites would count it as learned; end `with` "
+        "first, or restore before it begins"
+    )
 
 
 @atexit.register

@@ -7,14 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
-from torch._C._distributed_c10d import BroadcastOptions
 
 from ...compress.codec import FINE, codec_of
 from ...compress.fine import Fine
 from ...errors import ConfigError
 from ..group.backend import CommProcessGroup
-from .fragment import fragments_of
+from .fragment import adopt, fragments_of
 from .outer import PLAIN, Outer
 from .site import Site
 from .sync import Head, Sync, finite
@@ -54,15 +52,8 @@ class Rounds:
         self._sync: Sync | None = None
 
     def adopt(self) -> None:
-        """Takes the weights of the first site, where exact steps have left others on a site: CPUs of several types
-        round differently. All ranks call."""
-        told: list[Any] = [None] * self._group.size()
-        dist.all_gather_object(told, self.digests(), group=self._group)
-        if any(each != told[0] for each in told):
-            options = BroadcastOptions()
-            options.rootRank = 0
-            for fragment in self.fragments:
-                self._group.broadcast([fragment.shared], options).wait()
+        """Takes the weights of the first site. All ranks call."""
+        adopt(self._group, self.fragments)
         self._put_shared()
 
     def step(self, samples: float) -> None:

@@ -139,5 +139,9 @@ class Weights:
 
     def digests(self) -> dict[str, int]:
         """A checksum of every tensor that must be equal on all ranks at the start."""
-        shared = {**self.parameters, **self.buffers, **self._fixed}
-        return {name: digest_of(each) for name, each in shared.items()}
+        shared = {**self.parameters, **self.buffers}
+        return {name: digest_of(each) for name, each in shared.items()} | self.fixed_digests()
+
+    def fixed_digests(self) -> dict[str, int]:
+        """A checksum of every tensor that is equal on all ranks at any time."""
+        return {name: digest_of(each) for name, each in self._fixed.items()}
