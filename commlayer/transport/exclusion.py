@@ -59,19 +59,21 @@ class Exclusion:
         self._lost = lost
         self._attempts = 0
 
-    def agree(self, excluded: Collection[int], *, aborts: bool, timeout_s: float) -> None:
-        """Returns once all ranks but the `excluded` ones of the group have called this with the same arguments.
+    def agree(self, excluded: Collection[int], *, aborts: bool, timeout_s: float) -> int:
+        """Returns once all ranks but the `excluded` ones of the group have called this with the same arguments: the
+        number of their attempt, the same on all. A rank's own calls may be fewer: it may have missed an attempt.
 
         An error is the same on all ranks that have called, and leaves the group as it was: MismatchError for other
         arguments on another rank, and on a rank that the others exclude; PeerLostError for a rank that should stay and
         is dead; OperationTimeoutError for one that does not come within `timeout_s`; CommError without a Store.
         """
         with self._store_errors():
-            verdict = self._settled(sorted(excluded), aborts=aborts, timeout_s=timeout_s)
+            number, verdict = self._settled(sorted(excluded), aborts=aborts, timeout_s=timeout_s)
         if verdict.kind:
             raise self._error(_KINDS[verdict.kind], verdict.text, verdict.culprit)
         if self._members.rank in verdict.excluded:
             raise self._error(MismatchError, self._told(verdict.excluded), None)
+        return number
 
     def farewell(self) -> str:
         """That the others have gone on without this rank, for its errors; empty: they have not, or nobody knows."""
@@ -89,8 +91,8 @@ class Exclusion:
         thread.join(FAREWELL_S)
         return found[0] if found else ""
 
-    def _settled(self, excluded: list[int], *, aborts: bool, timeout_s: float) -> _Verdict:
-        """The verdict of the next attempt, which this rank helps to find."""
+    def _settled(self, excluded: list[int], *, aborts: bool, timeout_s: float) -> tuple[int, _Verdict]:
+        """The next attempt, and its verdict, which this rank helps to find."""
         while self._store.check([f"{self._attempts}/verdict", f"{self._attempts + 1}/proposal"]):
             self._attempts += 1  # the others are at a later one: they did not ask this rank before
         number, rank = self._attempts, self._members.rank
@@ -109,7 +111,7 @@ class Exclusion:
             self._propose(number, _Verdict([], "MismatchError", f"{told}; {remedy}", rank))
         elif self._store.add(f"{number}/count", 1) == len(staying):
             self._propose(number, _Verdict(excluded))
-        return self._await(number, staying, timeout_s)
+        return number, self._await(number, staying, timeout_s)
 
     def _await(self, number: int, staying: list[int], timeout_s: float) -> _Verdict:
         end, pause_s, key = time.monotonic() + timeout_s, FIRST_PAUSE_S, f"{number}/verdict"

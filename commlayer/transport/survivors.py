@@ -7,6 +7,7 @@ all, also for a member that lives and is named in it: so one party goes on at mo
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Callable, Collection
@@ -35,9 +36,10 @@ class Survivors:
         self._members = set(members)
         self._dead = dead
 
-    def agree(self, gone: Collection[int], timeout_s: float) -> set[int]:
+    def agree(self, gone: Collection[int], timeout_s: float) -> set[int] | None:
         """The members that are gone: `gone`, those that are dead, and what other members add. A member that leaves
-        names itself. One that lives may find itself in the result: the others go on without it.
+        names itself. One that lives may find itself in the result: the others go on without it. None: a member has
+        called `finish`.
 
         Raises OperationTimeoutError, which names the members that are awaited, and CommError without a Store.
         """
@@ -51,7 +53,13 @@ class Survivors:
                 f"agent) is gone; look at its log, and restart the job. ({error})"
             ) from error
 
-    def _agree(self, gone: set[int], timeout_s: float) -> set[int]:
+    def finish(self) -> None:
+        """Tells members that come to this agreement that nobody has to go on: this one knows that all have done all,
+        and does not come. Does nothing without a Store, or after a verdict."""
+        with contextlib.suppress(RuntimeError):
+            self._store.compare_set("verdict", "", json.dumps(None))
+
+    def _agree(self, gone: set[int], timeout_s: float) -> set[int] | None:
         self._store.set(BEGUN, "")
         leaves, written, end = self._own in gone, None, time.monotonic() + timeout_s
         while not self._store.check(["verdict"]):
@@ -72,7 +80,8 @@ class Survivors:
                 )
             else:
                 time.sleep(PAUSE_S)
-        return set(json.loads(self._store.get("verdict")))
+        verdict = json.loads(self._store.get("verdict"))
+        return None if verdict is None else set(verdict)
 
     def _read(self, member: int) -> set[int] | None:
         """Whom another member takes for gone; None: it has not come."""

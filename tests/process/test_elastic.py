@@ -53,20 +53,21 @@ def test_all_ranks_leave_at_once() -> None:
     assert len({each.digest for each in found if each}) == 1
 
 
-def begin(rank: int, size: int, **options: Any) -> tuple[nn.Parameter, Job]:
+def begin(rank: int, size: int, store: Any = None, **options: Any) -> tuple[nn.Parameter, Job]:
     """A job with one parameter, whose gradient is the loss's factor."""
     os.environ.setdefault("COMMLAYER_PEER_TIMEOUT_S", "1")
-    ranks.init(rank, size, timeout=timedelta(seconds=20))
+    ranks.init(rank, size, timeout=timedelta(seconds=20), **({} if store is None else {"store": store}))
     parameter = nn.Parameter(torch.zeros(3))
     model = nn.Module()
     model.weight = parameter
     return parameter, commlayer.elastic(model, torch.optim.SGD([parameter], lr=1.0), **options)
 
 
+@pytest.mark.parametrize("steps", [3, 2], ids=["a step", "the last step"])
 @pytest.mark.parametrize("behind", [[0], [1], [0, 1], [1, 3], [0, 1, 3], []], ids=str)
-def test_a_step_is_made_by_all_or_by_none(behind: list[int]) -> None:
+def test_a_step_is_made_by_all_or_by_none(behind: list[int], steps: int) -> None:
     """Rank 2 dies after the all-reduce of step 2, of which the ranks `behind` do not learn the end."""
-    ended = ranks.outcomes(_die_within_a_step, SIZE, behind)
+    ended = ranks.outcomes(_die_within_a_step, SIZE, behind, steps)
     assert ended[2].exit_code == -signal.SIGKILL
     by_four, by_three = (1 + 2 + 3 + 4) / 4, (1 + 2 + 4) / 3
     for rank in (0, 1, 3):
@@ -74,34 +75,92 @@ def test_a_step_is_made_by_all_or_by_none(behind: list[int]) -> None:
         made, value = ended[rank].result
         assert value == ended[0].result[1]
         if behind == [0, 1, 3]:  # none has made it, so all make it anew
-            assert made == [True, False, True, True]
-            assert value == pytest.approx(-(by_four + 2 * by_three))
+            assert made == [True, False, True, True][: steps + 1]
+            assert value == pytest.approx(-(by_four + (steps - 1) * by_three))
+        elif steps == 2:
+            assert made == [True, True]
+            assert value == pytest.approx(-2 * by_four)
         else:  # who had made it failed in the next one
             assert made == ([True, True, True] if rank in behind else [True, True, False, True])
             assert value == pytest.approx(-(2 * by_four + by_three))
 
 
-def _die_within_a_step(rank: int, size: int, behind: list[int]) -> tuple[list[bool], float]:
-    parameter, job = begin(rank, size)
-    made, real = [], dist.all_reduce
+def disturb(rank: int, size: int, job: Job, behind: list[int], *, after: int, victim: int | None = 2) -> None:
+    """The ranks `behind` do not learn the end of the all-reduce that follows `after` steps; the victim dies then."""
+    real = dist.all_reduce
 
     def all_reduce(tensor: torch.Tensor, **options: Any) -> None:
         real(tensor, **options)
-        if job.steps == 1 and len(job.members) == size:
+        if job.steps == after and len(job.members) == size:
             ranks.meet("reduced", size)
-            if rank == 2:
+            if rank == victim:
                 os.kill(os.getpid(), signal.SIGKILL)
             if rank in behind:
                 tensor.fill_(float("nan"))
-                raise commlayer.PeerLostError("rank 2 died, says the test")
+                raise commlayer.PeerLostError("a rank died, says the test")
 
     dist.all_reduce = all_reduce  # type: ignore[assignment]
+
+
+def _die_within_a_step(rank: int, size: int, behind: list[int], steps: int) -> tuple[list[bool], float]:
+    parameter, job = begin(rank, size)
+    disturb(rank, size, job, behind, after=1)
+    made = []
     with job:
-        for _ in job.batches(range(3)):
+        for _ in job.batches(range(steps)):
             (parameter * float(rank + 1)).sum().backward()
             made.append(job.step())
-        assert job.steps == 3
+        assert job.steps == steps
     return made, parameter[0].item()
+
+
+@pytest.mark.parametrize("behind", [[0], [1, 3], [0, 1, 3]], ids=str)
+def test_nobody_waits_for_a_rank_that_knows_that_all_have_made_the_last_step(behind: list[int]) -> None:
+    ended = ranks.outcomes(_die_at_the_end, SIZE, behind)
+    assert [ended[rank].error for rank in (0, 1, 3)] == [None] * 3
+    assert {ended[rank].result for rank in (0, 1, 3)} == {-2 * (1 + 2 + 3 + 4) / 4}
+
+
+def _die_at_the_end(rank: int, size: int, behind: list[int]) -> float:
+    parameter, job = begin(rank, size)
+    disturb(rank, size, job, behind, after=2)
+    with job:
+        for _ in job.batches(range(2)):
+            (parameter * float(rank + 1)).sum().backward()
+            assert job.step()
+    ranks.meet("ended", size - 1)  # all live until then
+    return parameter[0].item()
+
+
+@ranks.on(SIZE)
+def test_a_rank_that_leaves_and_misses_its_last_step_has_left(rank: int, size: int) -> None:
+    parameter, job = begin(rank, size)
+    disturb(rank, size, job, [3], after=1, victim=None)
+    with job:
+        for batch in job.batches(range(4)):
+            if (rank, batch) == (3, 1):
+                job.leave()
+            (parameter * 1.0).sum().backward()
+            job.step()
+    assert (job.left, job.steps) == ((True, 1) if rank == 3 else (False, 4))
+
+
+@ranks.on(SIZE)
+def test_a_second_life_on_the_same_store(rank: int, size: int) -> None:
+    for life in range(2):
+        parameter, job = begin(rank, size, store=ranks.store())
+        with job:
+            for batch in job.batches(range(4)):
+                if (rank, batch) == (3 - life, 1):
+                    job.leave()
+                (parameter * 1.0).sum().backward()
+                job.step()
+        assert job.members == [each for each in range(size) if each != 3 - life] or job.left
+        assert job.left == (rank == 3 - life)
+        ranks.meet(f"life {life}", size)
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        ranks.meet(f"end of life {life}", size)
 
 
 def _too_few(rank: int, size: int) -> None:
@@ -123,6 +182,77 @@ def test_fewer_than_min_size_end_the_job_on_all() -> None:
     ended = ranks.outcomes(_too_few, SIZE)
     assert [each.exit_code for each in ended] == [0, -signal.SIGKILL, -signal.SIGKILL, 0]
     assert [each.error for each in ended if each.exit_code == 0] == [None, None]
+
+
+@pytest.mark.parametrize("behind", [[0], [1, 3], [0, 1, 3]], ids=str)
+def test_too_few_ranks_end_at_the_same_step(behind: list[int]) -> None:
+    ended = ranks.outcomes(_too_few_within_a_step, SIZE, behind)
+    assert [ended[rank].error for rank in (0, 1, 3)] == [None] * 3
+    steps = 1 if behind == [0, 1, 3] else 2
+    assert {ended[rank].result for rank in (0, 1, 3)} == {(steps, -2.5 * steps)}
+
+
+def _too_few_within_a_step(rank: int, size: int, behind: list[int]) -> tuple[int, float]:
+    parameter, job = begin(rank, size, min_size=SIZE)
+    disturb(rank, size, job, behind, after=1)
+
+    def loop() -> None:
+        for _ in job.batches(range(4)):
+            (parameter * float(rank + 1)).sum().backward()
+            job.step()
+
+    with job, pytest.raises(commlayer.PeerLostError, match=r"rank\(s\) are left .*, and min_size is 4"):
+        loop()
+    return job.steps, parameter[0].item()
+
+
+@ranks.on(SIZE)
+def test_a_repeated_batch_has_the_same_random_numbers_and_buffers(rank: int, size: int) -> None:
+    begin(rank, size)
+    model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Dropout(0.5))
+    job = commlayer.elastic(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    disturb(rank, size, job, list(range(size)), after=1, victim=None)
+    drawn = []
+    with job:
+        for _ in job.batches(range(3)):
+            drawn.append(torch.rand(1).item())
+            model(torch.randn(4, 2)).sum().backward()
+            job.step()
+    assert len(drawn) == 4
+    assert len(set(drawn)) == 3
+    assert drawn[1] == drawn[2]
+    assert model[1].num_batches_tracked == 3
+
+
+@ranks.on(2)
+def test_a_parameter_without_a_gradient_on_any_rank_stays(rank: int, size: int) -> None:
+    begin(rank, size)
+    model = nn.ParameterList([torch.ones(3) for _ in range(3)])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.5)
+    with commlayer.elastic(model, optimizer) as job:
+        for _ in job.batches(range(2)):
+            (model[0] + (model[1] if rank == 1 else 0.0)).sum().backward()
+            job.step()
+    assert not model[0].eq(1.0).any()
+    assert not model[1].eq(1.0).any()
+    assert model[2].eq(1.0).all()
+    assert model[2] not in optimizer.state
+
+
+@ranks.on(2)
+def test_a_signal_ends_a_forked_child(rank: int, size: int) -> None:
+    parameter, job = begin(rank, size)
+    with job:
+        for _ in job.batches(range(2)):
+            child = os.fork()
+            if child == 0:
+                time.sleep(20.0)
+                os._exit(0)
+            os.kill(child, signal.SIGTERM)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
+            (parameter * 1.0).sum().backward()
+            job.step()
+    assert not job.left
 
 
 def _distant(rank: int, size: int, resumes: bool) -> str:
@@ -198,8 +328,14 @@ def test_what_it_cannot_serve_is_refused(rank: int, size: int) -> None:
         commlayer.elastic(DistributedDataParallel(nn.BatchNorm1d(2)), optimizer)
     with pytest.raises(commlayer.ConfigError, match="process group of its own"):
         commlayer.elastic(DistributedDataParallel(model, process_group=dist.new_group()), optimizer)
+    with pytest.raises(commlayer.ConfigError, match=r"LBFGS .*closure"):
+        commlayer.elastic(model, torch.optim.LBFGS(model.parameters()))
     with pytest.raises(commlayer.ClosedError, match="did not call"), commlayer.elastic(model, optimizer) as job:
         list(job.batches(range(2)))
+    dist.destroy_process_group()
+    ranks.init(rank, size, pg_options=commlayer.Options(commlayer.Policy(loss_bound=0.1)))
+    with pytest.raises(commlayer.ConfigError, match=r"WORLD has loss_bound=0\.1"):
+        commlayer.elastic(model, optimizer)
     dist.destroy_process_group()
 
 

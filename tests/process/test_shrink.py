@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -285,6 +286,25 @@ def test_a_rank_that_does_not_come_is_named_on_all(rank: int, size: int) -> None
             assert (caught.value.culprit, caught.value.rank) == (1, rank)
             ranks.store().set(f"waited {life}", "")
         ranks.meet(f"late {life}", size)
+    dist.destroy_process_group()
+
+
+@FLAGS
+@pytest.mark.parametrize("of_world", [True, False], ids=["world", "subgroup"])
+@ranks.on(4)
+def test_a_rank_that_missed_an_attempt_makes_the_same_group(rank: int, size: int, of_world: bool, flags: int) -> None:
+    begin(rank, size)
+    group: Any = dist.group.WORLD if of_world else dist.new_group()
+    if rank in (0, 1):
+        with pytest.raises(commlayer.MismatchError, match="pass the same ranks"):
+            dist.shrink_group([[3], [2, 3]][rank], group, flags)
+    if rank == 2:
+        while not group._exclusion._store.check(["1/proposal"]):
+            time.sleep(0.01)
+    if rank < 3:
+        shrunk = dist.shrink_group([3], group, flags)
+        assert total(shrunk) == 111.0
+    ranks.meet("end", size)
     dist.destroy_process_group()
 
 

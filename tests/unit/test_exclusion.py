@@ -89,6 +89,19 @@ def test_a_rank_that_was_not_asked_before_joins_the_present_attempt() -> None:
         assert first.result() == ""
 
 
+def test_the_number_of_an_attempt_is_the_same_on_a_rank_that_missed_one() -> None:
+    ends = ends_of(4, HashStore())
+    assert all(call_all(ends, dict.fromkeys([0, 1], (3,)), timeout_s=0.1).values())
+
+    def agree(rank: int) -> int:
+        while rank == 2 and not ends[0]._store.check(["1/proposal"]):
+            pass
+        return ends[rank].agree([3], aborts=False, timeout_s=PATIENCE_S)
+
+    with ThreadPoolExecutor(3) as pool:
+        assert list(pool.map(agree, range(3))) == [1, 1, 1]
+
+
 @pytest.mark.parametrize("late", [0, 1, 2])
 def test_a_late_rank_is_named_and_learns_it(late: int) -> None:
     ends = ends_of(4, HashStore())

@@ -23,11 +23,13 @@ def nobody(_: Collection[int]) -> set[int]:
     return set()
 
 
-def agree_all(known: Mapping[int, Collection[int]], dead: Collection[int] = (), late_s: float = 0.0) -> list[set[int]]:
+def agree_all(
+    known: Mapping[int, Collection[int]], dead: Collection[int] = (), late_s: float = 0.0
+) -> list[set[int] | None]:
     """What the members in `known` agree on; the last of them comes late."""
     store = HashStore()
 
-    def agree(member: int) -> set[int]:
+    def agree(member: int) -> set[int] | None:
         if member == max(known):
             time.sleep(late_s)
         end = Survivors(store, member, MEMBERS, lambda watched: set(watched) & set(dead))
@@ -68,6 +70,19 @@ def test_a_member_that_others_take_for_dead_learns_it() -> None:
     assert Survivors(store, 3, MEMBERS, nobody).agree([0, 1], PATIENCE_S) == {2, 3, 4}
 
 
+def test_nobody_waits_for_a_member_that_finished() -> None:
+    store = HashStore()
+    Survivors(store, 0, MEMBERS, nobody).finish()
+    assert Survivors(store, 1, MEMBERS, lambda _: [0, 2]).agree([], PATIENCE_S) is None
+
+
+def test_who_finishes_after_a_verdict_changes_nothing() -> None:
+    store = HashStore()
+    for _ in range(2):
+        assert Survivors(store, 1, [0, 1], lambda _: [0]).agree([], PATIENCE_S) == {0}
+        Survivors(store, 0, [0, 1], nobody).finish()
+
+
 def test_a_member_that_does_not_come_is_named() -> None:
     with pytest.raises(OperationTimeoutError, match=r"rank 0: rank\(s\) 1, 2 did not agree within 0.1 s"):
         Survivors(HashStore(), 0, MEMBERS, nobody).agree([3, 4], 0.1)
@@ -80,3 +95,4 @@ def test_without_a_store_there_is_an_error() -> None:
 
     with pytest.raises(CommError, match="the job's Store does not answer"):
         Survivors(Gone(), 0, MEMBERS, nobody).agree([], PATIENCE_S)
+    Survivors(Gone(), 0, MEMBERS, nobody).finish()

@@ -12,11 +12,16 @@ The ranks need no vote for that. An all-reduce ends on a rank when it has data o
 step s after it has made step s - 1. So when a rank dies, those that live have made s or s - 1 steps. If one of them has
 made s, it still has the averages of that step, whose bits are the same on all ranks: the others get them and make it,
 too. If none has, all repeat it without the dead rank.
+
+After the last step there is no next one to fail. So all meet in a small all-reduce at the end of the context: where
+that ends, all have made the last step. A rank on which it ends says so in the Store, and nobody waits for that rank.
 """
 
 from __future__ import annotations
 
+import inspect
 import os
+import secrets
 import signal
 import threading
 from collections.abc import Collection, Iterable, Iterator
@@ -68,6 +73,18 @@ class Job:
                 raise ConfigError(
                     f"{who}: the model broadcasts buffers; DistributedDataParallel(broadcast_buffers=False)"
                 )
+        if world.policy.loss_bound > 0:
+            raise ConfigError(
+                f"{who}: WORLD has loss_bound={world.policy.loss_bound:g}, and a step needs all contributions; make "
+                f"WORLD without a loss bound"
+            )
+        closure = inspect.signature(optimizer.step).parameters.get("closure")
+        if closure is not None and closure.default is inspect.Parameter.empty:
+            raise ConfigError(
+                f"{who}: {type(optimizer).__name__} computes gradients within its step (it needs a closure); use an "
+                f"optimizer whose step() takes none"
+            )
+        self._module = model
         self._optimizer = optimizer
         self._min_size = min_size
         self._first = dist.get_rank()
@@ -76,21 +93,26 @@ class Job:
         self._backend, self._root = str(backend), root
         self._options = Options(world.policy, timeout=world.timeout)
         self._wait_s = world.timeout.total_seconds()
+        self._token = ""
         self._generation = 0
         self._made = 0
         self._averages: Tensor | None = None
         self._is_leaving = False
         self._left = False
+        self._is_over = False  # no closing round is due
         self._done = True
         self._calls = 0
+        self._process = os.getpid()
         self._handlers: dict[int, Any] = {}
         self._pulse: Pulse | None = None
         self._timeout_s = Config.from_environment().peer_timeout_s
 
     def __enter__(self) -> Job:
         places: list[Any] = [None] * len(self._members)
-        dist.all_gather_object(places, (host_key(), os.getpid()))
-        self._pulse = Pulse(self._store("pulse"), self._first, dict(enumerate(places)), self._timeout_s)
+        dist.all_gather_object(places, (host_key(), os.getpid(), secrets.token_hex(8)))
+        self._token = places[0][2]  # the Store may have keys of a former life of the job
+        processes = {rank: (host, process) for rank, (host, process, _) in enumerate(places)}
+        self._pulse = Pulse(self._store("pulse"), self._first, processes, self._timeout_s)
         if self._model is not None:
             self._model.reducer._rebuild_buckets()  # it may be due, and is an operation of all ranks
             self._model.require_backward_grad_sync = False
@@ -101,13 +123,21 @@ class Job:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        try:
+            if kind is None and not self._is_over:
+                self._close()
+        finally:
+            self._release(rests=kind is None)
+
+    def _release(self, *, rests: bool) -> None:
+        """Gives back what `__enter__` took. `rests`: DDP's model averages by itself again, in the present WORLD."""
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         if self._pulse is not None:
             self._pulse.close()
         if self._model is not None:
             self._model.require_backward_grad_sync = True
-            if kind is None and not self._left and dist.is_initialized():
+            if rests and not self._left and dist.is_initialized():
                 self._model._update_process_group(dist.group.WORLD)
 
     @property
@@ -136,24 +166,34 @@ class Job:
         """
         for batch in loader:
             self._done = False
+            generator = torch.get_rng_state()
+            buffers = [each.clone() for each in self._module.buffers()]
             while not self._done:
                 calls = self._calls
                 yield batch
                 if self._calls == calls:
+                    self._is_over = True
                     raise ClosedError(f"rank {self._first}: the loop did not call job.step() for its batch")
+                if not self._done:
+                    torch.set_rng_state(generator)
+                    with torch.no_grad():
+                        for each, before in zip(self._module.buffers(), buffers, strict=True):
+                            each.copy_(before)
             if self._left:
                 return
 
     def step(self) -> bool:
         """Averages the gradients, steps the optimizer, and sets the gradients to None. Returns whether the step was
-        made; if not, the same batch is due again, with fewer ranks.
+        made; if not, the same batch is due again, with fewer ranks, unless this rank has left.
 
-        Raises PeerLostError if fewer than `min_size` ranks are left, or the others have gone on without this one; other
-        CommErrors if the ranks that live cannot make a new group.
+        A parameter that has a gradient on no rank keeps None, as without the job. Raises PeerLostError if fewer than
+        `min_size` ranks are left, or the others have gone on without this one; other CommErrors if the ranks that live
+        cannot make a new group.
         """
         if self._left:
             raise ClosedError(f"rank {self._first}: step() of a job that this rank has left")
         self._calls += 1
+        self._is_over = True  # unless this returns
         attempted = self._made + 1
         try:
             leavers = self._average_and_step()
@@ -166,15 +206,41 @@ class Job:
         else:
             if leavers:
                 self._regroup(leavers)
+        if not self._left and len(self._members) < self._min_size:
+            self._close()
         self._optimizer.zero_grad()
-        self._done = self._made >= attempted
-        return self._done
+        self._is_over = self._left
+        self._done = self._left or self._made >= attempted
+        return self._made >= attempted
+
+    def _close(self) -> None:
+        """Returns once all members are known to have made the same steps. Raises PeerLostError if they are too few."""
+        is_closed = False
+        while not is_closed:
+            try:
+                dist.all_reduce(torch.zeros(1))
+            except (MismatchError, ConfigError):
+                raise
+            except CommError as error:
+                log.warning("rank %d does not know whether all have made step %d: %s", self._first, self._made, error)
+                self._end_groups()
+                is_closed = self._regroup([])
+            else:
+                self._survivors().finish()
+                is_closed = True
+        if not self._left and len(self._members) < self._min_size:
+            self._end_groups()
+            raise PeerLostError(
+                f"rank {self._first}: {len(self._members)} rank(s) are left ({self._members}), and min_size is "
+                f"{self._min_size}: the job ends here; start it again from a checkpoint"
+            )
 
     def _average_and_step(self) -> list[int]:
         """Makes a step; returns the members that leave after it."""
         gradients = [each.grad if each.grad is not None else torch.zeros_like(each) for each in self._parameters]
         size = len(self._members)
-        averages = torch.cat([*(each.flatten() for each in gradients), torch.zeros(size)])
+        given = torch.tensor([float(each.grad is not None) for each in self._parameters])
+        averages = torch.cat([*(each.flatten() for each in gradients), given, torch.zeros(size)])
         averages[self._members.index(self._first) - size] = float(self._is_leaving)
         dist.all_reduce(averages, op=dist.ReduceOp.AVG)
         leavers = [each for each, flag in zip(self._members, averages[-size:].tolist(), strict=True) if flag > 0]
@@ -182,34 +248,35 @@ class Job:
         return leavers
 
     def _apply(self, averages: Tensor) -> None:
-        """Steps the optimizer with all gradients in one tensor."""
-        offset = 0
-        for each in self._parameters:
-            average = averages[offset : offset + each.numel()].view_as(each)
-            each.grad = average.clone() if each.grad is None else each.grad.copy_(average)
-            offset += each.numel()
+        """Steps the optimizer. `averages`: all gradients, and for each parameter whether any rank has one (above 0)."""
+        *parts, given = averages.split([*(each.numel() for each in self._parameters), len(self._parameters)])
+        for each, part, share in zip(self._parameters, parts, given.tolist(), strict=True):
+            average = part.view_as(each)
+            if share == 0:
+                each.grad = None
+            else:
+                each.grad = average.clone() if each.grad is None else each.grad.copy_(average)
         self._optimizer.step()
         self._averages = averages
         self._made += 1
 
-    def _regroup(self, leavers: Collection[int]) -> None:
-        """Makes a new WORLD of the members that live and stay, and the step that only some of them have made."""
+    def _regroup(self, leavers: Collection[int]) -> bool:
+        """Makes a new WORLD of the members that live and stay, and the step that only some of them have made.
+
+        Returns whether nothing is left to do here: this rank has left, or it is in `_close`, which another one ended.
+        """
         for _ in range(ATTEMPTS):
             members = self._members
-            agreement = self._store(f"agreement {self._generation}")
-            gone = Survivors(agreement, self._first, members, self._dead).agree(leavers, self._wait_s)
+            gone = self._survivors().agree(leavers, self._wait_s)
+            if gone is None:
+                return True
             self._generation += 1
             if self._first in gone:
                 self._go(members, gone)
-                return
+                return True
             self._members = [each for each in members if each not in gone]
             log.warning("rank %d goes on with ranks %s, without %s", self._first, self._members, sorted(gone))
             self._end_groups()
-            if len(self._members) < self._min_size:
-                raise PeerLostError(
-                    f"rank {self._first}: {len(self._members)} rank(s) are left ({self._members}), and min_size is "
-                    f"{self._min_size}: the job ends here; start it again from a checkpoint"
-                )
             try:
                 self._meet()
             except (MismatchError, ConfigError):
@@ -219,7 +286,7 @@ class Job:
                 self._end_groups()
                 leavers = []
             else:
-                return
+                return False
         raise PeerLostError(f"rank {self._first}: no group in {ATTEMPTS} attempts; look at the other ranks' logs")
 
     def _go(self, members: Collection[int], gone: Collection[int]) -> None:
@@ -253,7 +320,8 @@ class Job:
         if min(made) < max(made):
             is_behind = self._made < max(made)
             held = None if is_behind else self._averages
-            averages = torch.empty(sum(each.numel() for each in self._parameters)) if held is None else held
+            size = sum(each.numel() for each in self._parameters) + len(self._parameters)
+            averages = torch.empty(size) if held is None else held
             dist.broadcast(averages, made.index(max(made)))
             if is_behind:
                 self._apply(averages)
@@ -267,20 +335,28 @@ class Job:
         if self._store(f"agreement {self._generation}").check([BEGUN]):
             raise PeerLostError(f"rank {self._first}: another rank lost one while the ranks met")
 
+    def _survivors(self) -> Survivors:
+        """The agreement of the members of the present WORLD."""
+        return Survivors(self._store(f"agreement {self._generation}"), self._first, self._members, self._dead)
+
     def _dead(self, watched: Collection[int]) -> set[int]:
         assert self._pulse is not None  # noqa: S101  # within the context
         return self._pulse.dead(watched)
 
     def _store(self, part: str) -> Any:
-        return dist.PrefixStore(f"elastic/{part}", self._root)
+        return dist.PrefixStore(f"elastic/{self._token}/{part}", self._root)
 
     def _end_groups(self) -> None:
         """Ends all groups here, and their operations on all other ranks."""
         if dist.is_initialized():
             c10d._abort_process_group()
 
-    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
-        self._is_leaving = True
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        if os.getpid() == self._process:
+            self._is_leaving = True
+        else:  # a forked child is no rank: as if this handler had never been there
+            signal.signal(number, self._handlers[number] or signal.SIG_DFL)
+            os.kill(os.getpid(), number)
 
 
 def elastic(model: nn.Module, optimizer: torch.optim.Optimizer, *, min_size: int = 1) -> Job:
@@ -291,6 +367,9 @@ def elastic(model: nn.Module, optimizer: torch.optim.Optimizer, *, min_size: int
     commlayer, and becomes a smaller one whenever ranks go; the ranks in it are then numbered anew. The job ends with
     PeerLostError on all ranks when fewer than `min_size` are left.
 
-    Raises ConfigError for a `min_size` above the number of ranks, and for models that it cannot serve.
+    The end of the context is one operation of all ranks, which waits for all to come, up to the timeout of WORLD.
+
+    Raises ConfigError for a `min_size` above the number of ranks, and for models, optimizers and groups that it cannot
+    serve.
     """
     return Job(model, optimizer, min_size)

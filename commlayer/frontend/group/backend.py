@@ -88,7 +88,7 @@ class CommProcessGroup(dist.ProcessGroup):
         """Whether `shutdown` or `abort` was called."""
         self._is_shut_down = False
         self._ranks = list(global_ranks) or list(range(size))
-        self._store, self._name, self._split_count, self._shrink_count = store, name, 0, 0
+        self._store, self._name, self._split_count = store, name, 0
         peer = self._ranks[rank]
         rendezvous = Rendezvous(store, name, rank, size, timeout, self._ranks)
         with rendezvous.alone():
@@ -391,15 +391,12 @@ class CommProcessGroup(dist.ProcessGroup):
 
     supports_shrinking = True
 
-    def exclude(self, ranks: Collection[int], *, aborts: bool) -> None:
-        """Agrees with the other ranks that stay on those of this group that go: see `Exclusion.agree`."""
+    def exclude(self, ranks: Collection[int], *, aborts: bool) -> str:
+        """Agrees with the other ranks that stay on those of this group that go: see `Exclusion.agree`. Returns a name
+        for what is left, the same on all of them."""
         self._native.check_process()
-        self._shrink_count += 1
-        self._exclusion.agree(ranks, aborts=aborts, timeout_s=self.timeout.total_seconds())
-
-    def name_of_shrunk(self) -> str:
-        """A name for what is left of this group, on which the ranks that stay agree."""
-        return f"{self._name}:shrunk:{self._shrink_count}"
+        number = self._exclusion.agree(ranks, aborts=aborts, timeout_s=self.timeout.total_seconds())
+        return f"{self._name}:shrunk:{number}"
 
     def is_busy(self) -> bool:
         """Whether an operation of the engine has not ended on this rank."""

@@ -43,22 +43,22 @@ def shrink_group(
     if not aborts:
         while any(each.is_busy() for each in ending):
             time.sleep(IDLE_PAUSE_S)
-    parent.exclude(excluded, aborts=aborts)
+    name = parent.exclude(excluded, aborts=aborts)
     options = Options(policy, timeout=parent.timeout)
     if aborts:
         _abort(ending, f"rank {dist.get_rank()} shrank a group with SHRINK_ABORT")
     if is_world:
-        return _world_without(parent, excluded, options)
+        return _world_without(parent, excluded, name, options)
     ranks = [rank for place, rank in enumerate(dist.get_process_group_ranks(parent)) if place not in excluded]
     whole = str(c10d._world.pg_map[parent][0])
-    shrunk = subgroup(ranks, whole, parent.name_of_shrunk(), options, parent.timeout, f"{parent.group_desc}:shrunk")
+    shrunk = subgroup(ranks, whole, name, options, parent.timeout, f"{parent.group_desc}:shrunk")
     dist.destroy_process_group(parent)
     return shrunk
 
 
-def _world_without(world: Any, excluded: Collection[int], options: Options) -> Any:
+def _world_without(world: Any, excluded: Collection[int], name: str, options: Options) -> Any:
     """WORLD without these ranks: a job of its own, in which the ranks have new numbers."""
-    store = dist.PrefixStore(world.name_of_shrunk(), c10d._world.pg_map[world][1])
+    store = dist.PrefixStore(name, c10d._world.pg_map[world][1])
     staying = [rank for rank in range(world.size()) if rank not in excluded]
     whole, device = str(c10d._world.pg_map[world][0]), getattr(world, "bound_device_id", None)
     c10d._destroy_all_other_groups(exclude_group=world)
