@@ -83,7 +83,7 @@ def _shrink_groups(dist: Any) -> None:
 
     @functools.wraps(real)
     def shrink_group(ranks_to_exclude: Any, group: Any = None, *args: Any, **kwargs: Any) -> Any:
-        if not hasattr(group or dist.group.WORLD, "name_of_shrunk"):
+        if not hasattr(group or dist.group.WORLD, "exclude"):
             return real(ranks_to_exclude, group, *args, **kwargs)
         from commlayer.frontend.group.shrink import shrink_group
 
