@@ -61,8 +61,8 @@ class Job:
         if not 1 <= min_size <= world.size():
             raise ConfigError(f"{who}(min_size={min_size}): use 1 to {world.size()}, the number of ranks")
         self._model = model if isinstance(model, DistributedDataParallel) else None
-        self._parameters = [each for each in model.parameters() if each.requires_grad]
-        kinds = {(each.dtype, each.device.type) for each in self._parameters}
+        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        kinds = {(parameter.dtype, parameter.device.type) for parameter in self._parameters}
         if kinds != {(torch.float32, "cpu")}:
             told = ", ".join(sorted(f"{str(dtype).removeprefix('torch.')} on {device}" for dtype, device in kinds))
             raise ConfigError(f"{who}: parameters of {told or 'no type'}: it needs float32 on the CPU")
@@ -167,7 +167,7 @@ class Job:
         for batch in loader:
             self._done = False
             generator = torch.get_rng_state()
-            buffers = [each.clone() for each in self._module.buffers()]
+            buffers = [buffer.clone() for buffer in self._module.buffers()]
             while not self._done:
                 calls = self._calls
                 yield batch
@@ -237,10 +237,13 @@ class Job:
 
     def _average_and_step(self) -> list[int]:
         """Makes a step; returns the members that leave after it."""
-        gradients = [each.grad if each.grad is not None else torch.zeros_like(each) for each in self._parameters]
+        gradients = [
+            parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
+            for parameter in self._parameters
+        ]
         size = len(self._members)
-        given = torch.tensor([float(each.grad is not None) for each in self._parameters])
-        averages = torch.cat([*(each.flatten() for each in gradients), given, torch.zeros(size)])
+        given = torch.tensor([float(parameter.grad is not None) for parameter in self._parameters])
+        averages = torch.cat([*(gradient.flatten() for gradient in gradients), given, torch.zeros(size)])
         averages[self._members.index(self._first) - size] = float(self._is_leaving)
         dist.all_reduce(averages, op=dist.ReduceOp.AVG)
         leavers = [each for each, flag in zip(self._members, averages[-size:].tolist(), strict=True) if flag > 0]
@@ -249,7 +252,7 @@ class Job:
 
     def _apply(self, averages: Tensor) -> None:
         """Steps the optimizer. `averages`: all gradients, and for each parameter whether any rank has one (above 0)."""
-        *parts, given = averages.split([*(each.numel() for each in self._parameters), len(self._parameters)])
+        *parts, given = averages.split([*(parameter.numel() for parameter in self._parameters), len(self._parameters)])
         for each, part, share in zip(self._parameters, parts, given.tolist(), strict=True):
             average = part.view_as(each)
             if share == 0:
@@ -274,7 +277,7 @@ class Job:
             if self._first in gone:
                 self._go(members, gone)
                 return True
-            self._members = [each for each in members if each not in gone]
+            self._members = [member for member in members if member not in gone]
             log.warning("rank %d goes on with ranks %s, without %s", self._first, self._members, sorted(gone))
             self._end_groups()
             try:
@@ -316,11 +319,11 @@ class Job:
             check_present.reset(token)
         counts = [torch.zeros(1, dtype=torch.int64) for _ in self._members]
         dist.all_gather(counts, torch.tensor([self._made]))
-        made = [int(each) for each in counts]
+        made = [int(count) for count in counts]
         if min(made) < max(made):
             is_behind = self._made < max(made)
             held = None if is_behind else self._averages
-            size = sum(each.numel() for each in self._parameters) + len(self._parameters)
+            size = sum(parameter.numel() for parameter in self._parameters) + len(self._parameters)
             averages = torch.empty(size) if held is None else held
             dist.broadcast(averages, made.index(max(made)))
             if is_behind:
