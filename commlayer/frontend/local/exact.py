@@ -62,7 +62,7 @@ class ExactSteps:
     def __init__(self, group: CommProcessGroup, weights: Weights, site: Site) -> None:
         self._group, self._weights, self._site = group, weights, site
         self._parameters = list(weights.parameters.values())
-        self._size = sum(each.numel() for each in self._parameters)
+        self._size = sum(parameter.numel() for parameter in self._parameters)
         self.steps = 0
         """Exact steps of this rank, including those before a checkpoint."""
         self._ended_s = 0.0  # the end of the last step
@@ -76,8 +76,8 @@ class ExactSteps:
         Raises ConfigError for sparse gradients, CommError if another rank makes no more steps, and the errors of
         operations.
         """
-        found = [each.grad for each in self._parameters]
-        if any(each is not None and each.layout != torch.strided for each in found):
+        found = [parameter.grad for parameter in self._parameters]
+        if any(gradient is not None and gradient.layout != torch.strided for gradient in found):
             raise ConfigError(f"{self._group.who}: LocalSteps: sparse gradients; use sparse=False")
         gradients = torch.zeros(self._site.padded(self._size))
         at = 0
@@ -89,7 +89,7 @@ class ExactSteps:
                 gradients[at : at + parameter.numel()].copy_(flat(like))
             at += parameter.numel()
         begin_s = time.perf_counter()  # after the copies, which wait for the device: calls only launch its work
-        known = [each is not None for each in found]
+        known = [gradient is not None for gradient in found]
         has, averaged = self._sum(gradients, samples, known, is_leaving=False)
         whole = self._site.gather(averaged, self._weights.device)
         at = 0
@@ -115,8 +115,8 @@ class ExactSteps:
         self, gradients: Tensor, samples: float, has: Sequence[bool], *, is_leaving: bool
     ) -> tuple[list[bool], Tensor]:
         size, me = self._group.size(), self._group.rank()
-        leaves = [float(is_leaving and each == me) for each in range(size)]
-        counts = [samples if each == me else 0.0 for each in range(size)]
+        leaves = [float(is_leaving and place == me) for place in range(size)]
+        counts = [samples if place == me else 0.0 for place in range(size)]
         told = torch.tensor([*counts, *leaves, *map(float, has)], dtype=torch.float64)
         shard = self._site.shard(gradients)
         weigh(shard, samples)

@@ -43,7 +43,7 @@ def flat(parameter: Tensor) -> Tensor:
 def cut(parameters: Sequence[Tensor], fragments: int) -> list[list[Stripe]]:
     """Deals stripes of the parameters to the fragments in turn, so that fragments are equally long, and each has
     values of all depths of the model (strided fragments: Douillard et al., arXiv 2501.18512)."""
-    total = sum(each.numel() for each in parameters)
+    total = sum(parameter.numel() for parameter in parameters)
     length = max(total // (fragments * STRIPES), STRIPE_LEAST)
     dealt: list[list[Stripe]] = [[] for _ in range(fragments)]
     number, room = 0, length
@@ -75,15 +75,15 @@ class Fragment:
         self._stripes = [*coarse, *fine]
         self._site = site
         self._device = self._stripes[0].parameter.device if self._stripes else torch.device("cpu")
-        self.size = sum(each.end - each.start for each in self._stripes)
-        middle = sum(each.end - each.start for each in coarse)
+        self.size = sum(stripe.end - stripe.start for stripe in self._stripes)
+        middle = sum(stripe.end - stripe.start for stripe in coarse)
         self.shared = self.weights()
         """This rank's shard of G."""
         self.momentum = torch.zeros(0)
         """As long as `shared`; empty without momentum."""
         shard = len(self.shared)
         middle = min(max(middle - site.rank * shard, 0), shard)
-        self.parts = [each for each in (Part(0, middle, False), Part(middle, shard, True)) if each.start < each.end]
+        self.parts = [part for part in (Part(0, middle, False), Part(middle, shard, True)) if part.start < part.end]
 
     def weights(self) -> Tensor:
         """This rank's shard of the model's weights of now, in memory of its own."""
@@ -129,8 +129,8 @@ def adopt(group: dist.ProcessGroup, fragments: Sequence[Fragment]) -> None:
     """Gives all sites the shared weights of the first site, where exact steps have left others on a site: CPUs of
     several types round differently. All ranks call."""
     told: list[Any] = [None] * group.size()
-    dist.all_gather_object(told, [each.digest() for each in fragments], group=group)
-    if any(each != told[0] for each in told):
+    dist.all_gather_object(told, [fragment.digest() for fragment in fragments], group=group)
+    if any(digests != told[0] for digests in told):
         options = BroadcastOptions()
         options.rootRank = 0
         for fragment in fragments:
@@ -147,6 +147,6 @@ def digest_of(values: Tensor) -> int:
 
 def fragments_of(parameters: Sequence[Tensor], count: int, fine: Fine, site: Site) -> list[Fragment]:
     """The parameters in `count` fragments; those in `fine` lie at the end of each."""
-    coarse = cut([each for each in parameters if each not in fine], count)
-    precise = cut([each for each in parameters if each in fine], count)
-    return [Fragment(*each, site) for each in zip(coarse, precise, strict=True)]
+    coarse = cut([parameter for parameter in parameters if parameter not in fine], count)
+    precise = cut([parameter for parameter in parameters if parameter in fine], count)
+    return [Fragment(*pair, site) for pair in zip(coarse, precise, strict=True)]

@@ -165,7 +165,7 @@ class LocalSteps:
             self._prepare(group, own)
         except ConfigError as error:
             own.fault = str(error)
-        device = next((each.device for each in self._model.parameters()), torch.device("cpu"))
+        device = next((parameter.device for parameter in self._model.parameters()), torch.device("cpu"))
         self._site.agreed(lambda: meet(group, own, REMEDIES), device)
         if self._site.group is not None and self._site.size > 1:  # each rank has met others than its neighbour
             alike = {name: value for name, value in own.settings.items() if name != RANK_IN_SITE}
@@ -175,7 +175,7 @@ class LocalSteps:
         self._hooks = [
             self._optimizer.register_step_pre_hook(self._before_step),
             self._optimizer.register_step_post_hook(self._after_step),
-            *(each.register_load_state_dict_pre_hook(_refuse_load) for each in self._model.modules()),
+            *(module.register_load_state_dict_pre_hook(_refuse_load) for module in self._model.modules()),
         ]
 
     def _prepare(self, group: CommProcessGroup, own: Introduction) -> None:
@@ -414,7 +414,7 @@ class LocalSteps:
             )
             return "\n".join(lines)
         rounds, turns, outer = self._rounds, self._rounds.turns, self._rounds.outer
-        values = sum(each.size for each in rounds.fragments)
+        values = sum(fragment.size for fragment in rounds.fragments)
         lines.append(
             f"{values} values in {turns.fragments} fragments, each sent every {turns.every} steps in {self._codec} and "
             f"applied {turns.delay} steps later; outer SGD with learning rate {outer.lr:g} and Nesterov momentum "
@@ -432,9 +432,9 @@ def _refuse_load(*_: Any) -> None:
 
 @atexit.register
 def _warn_of_open() -> None:
-    for each in list(_entered):
+    for context in list(_entered):
         log.error(
             "LocalSteps: the process ends within `with`, after %d steps: the model has this site's own weights, and "
             "no last sync was made; leave the `with` block",
-            each.steps,
+            context.steps,
         )

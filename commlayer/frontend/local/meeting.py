@@ -30,18 +30,18 @@ def meet(group: dist.ProcessGroup, own: Introduction, remedies: Mapping[str, str
     """
     told: list[Any] = [None] * group.size()
     dist.all_gather_object(told, dataclasses.asdict(own), group=group)
-    ranks = [dist.get_global_rank(group, each) for each in range(group.size())]
-    all_told = [Introduction(**each) for each in told]
+    ranks = [dist.get_global_rank(group, member) for member in range(group.size())]
+    all_told = [Introduction(**fields) for fields in told]
     for rank, each in zip(ranks, all_told, strict=True):
         if each.fault:
             raise ConfigError(f"rank {rank}: {each.fault}")
-    for name in dict.fromkeys(name for each in all_told for name in each.settings):
-        values = [each.settings.get(name) for each in all_told]
+    for name in dict.fromkeys(name for other in all_told for name in other.settings):
+        values = [other.settings.get(name) for other in all_told]
         if odd := odd_ones(values):
             found = ", ".join(f"{values[at]!r} on rank {ranks[at]}" for at in sorted({_usual(values), odd[0]}))
             raise ConfigError(f"LocalSteps: {name} differs: {found}; {remedies.get(name, 'use the same on all ranks')}")
     for name in all_told[0].digests:
-        values = [each.digests.get(name) for each in all_told]
+        values = [other.digests.get(name) for other in all_told]
         if odd := odd_ones(values):
             others = ranks[_usual(values)]
             raise ConfigError(

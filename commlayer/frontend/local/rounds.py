@@ -150,9 +150,9 @@ class Rounds:
             flying = {"difference": sync.difference.clone(), "buffers": sync.buffers.clone()}
             flying |= {"head": list(sync.head), "age": sync.age}
         values = (
-            [len(each.shared) for each in self.fragments],
-            [each.shared.clone() for each in self.fragments],
-            [each.momentum.clone() for each in self.fragments],
+            [len(fragment.shared) for fragment in self.fragments],
+            [fragment.shared.clone() for fragment in self.fragments],
+            [fragment.momentum.clone() for fragment in self.fragments],
             self.steps,
             self.syncs,
             list(self._since),
@@ -165,7 +165,7 @@ class Rounds:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Takes over the value of `state_dict`, before the first step. Raises ConfigError for that of another model."""
-        sizes = [len(each.shared) for each in self.fragments]
+        sizes = [len(fragment.shared) for fragment in self.fragments]
         if state["sizes"] != sizes or len(state["buffers"]) != len(self._buffers):
             raise ConfigError(
                 f"LocalSteps.load_state_dict: the state has fragments of {state['sizes']} values and "

@@ -73,7 +73,7 @@ class Site:
         told: list[Any] = [None] * self.size
         shown = own if own is None or isinstance(own, CommError) else CommError(f"{type(own).__name__}: {own}")
         dist.all_gather_object(told, shown, group=self.group)
-        failed = own or next(each for each in told if each is not None)
+        failed = own or next(fault for fault in told if fault is not None)
         vars(failed)["is_on_site"] = True
         raise failed
 
@@ -88,4 +88,4 @@ class Site:
             return list(values)
         reduced = torch.tensor(values, dtype=torch.float64, device=device)
         dist.all_reduce(reduced, op, group=self.group)
-        return [float(each) for each in reduced.tolist()]
+        return [float(value) for value in reduced.tolist()]

@@ -98,10 +98,10 @@ class Sync:
     def finish(self) -> Outcome:
         """Waits for the operations. Raises their error, as PeerLostError, and the same error on all ranks for values
         that are not finite, for shared weights that differ, and for wrong counts of samples."""
-        for each in (self._head_work, *(work for _, work in self._works), self._buffer_work):
-            if each is not None:
-                each.wait()
-        heads = [_head(each) for each in self._heads.tolist()]
+        for waited in (self._head_work, *(work for _, work in self._works), self._buffer_work):
+            if waited is not None:
+                waited.wait()
+        heads = [_head(values) for values in self._heads.tolist()]
         self._check(heads)
         lost = torch.zeros_like(self._source)
         for part, work in self._works:
@@ -116,7 +116,7 @@ class Sync:
         return Outcome(heads, self._target / total, is_rest, counted, self._averages / total)
 
     def _check(self, heads: Sequence[Head]) -> None:
-        ranks = [dist.get_global_rank(self.group, each) for each in range(self.group.size())]
+        ranks = [dist.get_global_rank(self.group, member) for member in range(self.group.size())]
         who = self.group.who
         for rank, head in zip(ranks, heads, strict=True):
             if not head.is_finite:
@@ -127,7 +127,7 @@ class Sync:
                 raise on_all(CommError(text), rank)
             if math.isnan(head.samples):
                 raise on_all(ConfigError(no_count(who, rank)), rank)
-        for what, values in (("turns", [each.turn for each in heads]), ("digests", [each.digest for each in heads])):
+        for what, values in (("turns", [head.turn for head in heads]), ("digests", [head.digest for head in heads])):
             if odd := odd_ones(values):
                 found = ", ".join(f"{value:#x} on rank {rank}" for rank, value in zip(ranks, values, strict=True))
                 text = (

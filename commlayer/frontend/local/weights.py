@@ -33,7 +33,7 @@ class Weights:
         self._who = f"LocalSteps({type(self.net).__name__})"
         self._check_kind(model, optimizer)
         self._optimizer = optimizer
-        owned = {each for group in optimizer.param_groups for each in group["params"]}
+        owned = {parameter for group in optimizer.param_groups for parameter in group["params"]}
         named = dict(self.net.named_parameters())  # tied parameters once
         self._check_owned(owned, set(named.values()))
         self.parameters = {name: each for name, each in named.items() if each in owned and each.requires_grad}
@@ -52,11 +52,14 @@ class Weights:
 
     def _check_kind(self, model: nn.Module, optimizer: Optimizer) -> None:
         # By name: to import the classes takes a second.
-        kinds = {base.__name__ for each in model.modules() for base in type(each).__mro__}
+        kinds = {base.__name__ for module in model.modules() for base in type(module).__mro__}
         refused = (
             ("FullyShardedDataParallel" in kinds, "FullyShardedDataParallel (FSDP1)"),
             (bool(sharded_modules(model)), "fully_shard (FSDP2)"),
-            (any(type(each.data).__name__ == "DTensor" for each in model.parameters()), "parameters that are DTensors"),
+            (
+                any(type(parameter.data).__name__ == "DTensor" for parameter in model.parameters()),
+                "parameters that are DTensors",
+            ),
             ("DataParallel" in kinds, "DataParallel"),
             ("ScriptModule" in kinds, "TorchScript"),
         )
@@ -66,7 +69,7 @@ class Weights:
                     f"{self._who}: {kind}: local steps take plain modules and DistributedDataParallel so far; use one "
                     f"of these"
                 )
-        is_own = any(hasattr(each, "_in_backward_optimizers") for each in model.parameters())
+        is_own = any(hasattr(parameter, "_in_backward_optimizers") for parameter in model.parameters())
         if is_deferred(optimizer) or is_own or type(optimizer).__name__ == "ZeroRedundancyOptimizer":
             raise ConfigError(
                 f"{self._who}: {type(optimizer).__name__}: its steps are not made in step() as a whole: leave "
@@ -122,12 +125,12 @@ class Weights:
 
     def flat_buffers(self) -> Tensor:
         """The buffers that the sites average, one after the other, float32 on the CPU."""
-        parts = [each.detach().float().cpu().flatten() for each in self.buffers.values()]
+        parts = [buffer.detach().float().cpu().flatten() for buffer in self.buffers.values()]
         return torch.cat(parts) if parts else torch.zeros(0)
 
     def put_buffers(self, values: Tensor) -> None:
         """Replaces the buffers by these, which are like `flat_buffers`."""
-        parts = values.split([each.numel() for each in self.buffers.values()])
+        parts = values.split([buffer.numel() for buffer in self.buffers.values()])
         with torch.no_grad():
             for buffer, part in zip(self.buffers.values(), parts, strict=True):
                 buffer.copy_(part.view(buffer.shape))
