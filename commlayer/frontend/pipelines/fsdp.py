@@ -38,7 +38,9 @@ class FsdpStage(AttachedStage):
     ) -> None:
         super().__init__(stage, steps)
         groups = parameter_groups(stage.submod, policy, who)
-        self.parameters: list[Tensor] = [each.sharded_param for group in groups.values() for each in group.fsdp_params]
+        self.parameters: list[Tensor] = [
+            parameter.sharded_param for group in groups.values() for parameter in group.fsdp_params
+        ]
         self._reduce_grad = stage.perform_reduce_grad
         self._wait_reduction = getattr(stage, "wait_for_gradient_reduction", None)  # since torch 2.15
         self._started: list[tuple[list[Tensor], Work, Tensor]] = []
@@ -79,8 +81,8 @@ class FsdpStage(AttachedStage):
                 parameter.grad.reduction.wait()
         self._has_entered = True
         gathers, self._gathers = self._gathers, []
-        for each in gathers:
-            each.start()
+        for gather in gathers:
+            gather.start()
 
     def reduce(self, grad_scale_factor: int) -> None:
         """Replaces `stage.perform_reduce_grad`, which runs after the last backward pass of a step."""

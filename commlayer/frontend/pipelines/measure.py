@@ -104,7 +104,7 @@ class Recorder:
             sizes = (size for (storage, _), size in kept.items() if storage not in own)
             self.activation_bytes[stage.stage_index] = sum(sizes)
             outputs = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
-            self.output_bytes[stage.stage_index] = sum(each.nbytes for each in outputs)
+            self.output_bytes[stage.stage_index] = sum(activation.nbytes for activation in outputs)
             return output
 
         return forward
@@ -233,8 +233,10 @@ def _slowest(transfers: Sequence[tuple[Line | None, Line | None]]) -> Link:
     """The lowest rate of all ranks' reductions, or messages where nothing is reduced; the median latency."""
     messages = [each for each, _ in transfers if each is not None]
     reductions = [each for _, each in transfers if each is not None]
-    slope = max((each.seconds_per_byte for each in reductions or messages), default=0.0)
-    latency_s = statistics.median(each.latency_s for each in messages or reductions) if messages or reductions else 0.0
+    slope = max((transfer.seconds_per_byte for transfer in reductions or messages), default=0.0)
+    latency_s = (
+        statistics.median(transfer.latency_s for transfer in messages or reductions) if messages or reductions else 0.0
+    )
     return Link(8 / slope if slope else float("inf"), latency_s)
 
 
@@ -298,4 +300,4 @@ def _everyones(values: list[Any], group: Any) -> list[Any]:
         return values
     gathered: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(gathered, values, group=group)
-    return [value for each in gathered for value in each]
+    return [value for of_rank in gathered for value in of_rank]

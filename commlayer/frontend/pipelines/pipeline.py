@@ -94,9 +94,9 @@ def attach(
     check_staleness(staleness, WHO)
     if staleness and not defer:
         raise ConfigError(f"{WHO}(defer=False, staleness=1): a late step is a deferred one; use defer=True")
-    for each in optimizers:
-        if defer or not isinstance(each, Optimizer):
-            check_per_parameter(each, WHO)
+    for single in optimizers:
+        if defer or not isinstance(single, Optimizer):
+            check_per_parameter(single, WHO)
     if not isinstance(dp_group, dist.ProcessGroup):
         raise ConfigError(f"{WHO}(dp_group={dp_group!r}): give a process group, as mesh.get_group('dp')")
     if state is not None and policy is not None:
@@ -113,15 +113,15 @@ def attach(
     state = state or HookState(policy, dp_group, optimizer=optimizers[0])
     state.use_group(dp_group, WHO)
     state.optimizer = state.optimizer or optimizers[0]
-    for each in optimizers:
-        check_optimizer(state.policy, each)
+    for single in optimizers:
+        check_optimizer(state.policy, single)
     if staleness:
         check_stateless(state, WHO)
         state.check_policy = functools.partial(check_stateless, state, WHO)
     steps: list[DeferredStep | AwaitedStep] = []
     try:
-        for each in optimizers:
-            steps.append(DeferredStep(each, staleness) if defer else AwaitedStep(each))  # noqa: PERF401  # removed below
+        for single in optimizers:
+            steps.append(DeferredStep(single, staleness) if defer else AwaitedStep(single))  # noqa: PERF401  # removed below
         own = [(stage, steps[owner]) for stage, owner in zip(stages, owners, strict=True)]
         # With staleness 1, gradients of the step before are still in flight and needed earlier: first in, first out.
         by_next_use = by_next_use and defer and not staleness
@@ -332,7 +332,7 @@ def _check_sharded(stage: Any, dp_group: dist.ProcessGroup, policy: Policy | Non
             f"{who} is the result of torch.compile(module), and torch.distributed.pipelining does not see that FSDP2 "
             f"shards it; use module.compile()"
         )
-    if any(each.__name__ == "ReplicateModule" for each in type(stage.submod).__mro__):
+    if any(base.__name__ == "ReplicateModule" for base in type(stage.submod).__mro__):
         raise ConfigError(f"{who} is given to replicate(), which reduces by itself; leave replicate() out")
     if stage.submod not in sharded_modules(stage.submod):
         raise ConfigError(f"{who}: fully_shard was called only for modules in it; call it for the stage's module, too")
@@ -340,10 +340,10 @@ def _check_sharded(stage: Any, dp_group: dist.ProcessGroup, policy: Policy | Non
     for group in groups:
         mesh = getattr(group.mesh_info, "shard_process_group", None)
         has_replicas = hasattr(group.mesh_info, "replicate_process_group") or group._all_reduce_hook is not None
-        members, given = (dist.get_process_group_ranks(each) for each in (mesh or dp_group, dp_group))
+        members, given = (dist.get_process_group_ranks(members_of) for members_of in (mesh or dp_group, dp_group))
         if not set(members) <= set(given) or (len(members) < len(given) and not has_replicas):
             raise ConfigError(f"{who} is sharded over ranks {members}, and dp_group has {given}; give the mesh's group")
-    of_groups = [each for group in groups for each in group.fsdp_params]
+    of_groups = [parameter for group in groups for parameter in group.fsdp_params]
     sharded = {
         getattr(parameter, name, None) for parameter in of_groups for name in ("sharded_param", "_unsharded_param")
     }
