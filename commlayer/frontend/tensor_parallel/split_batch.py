@@ -127,7 +127,7 @@ class SplitBatch:
                         f"{WHO}(dim={dim}): {name} has shape {tuple(tensor.shape)}, without dimension {dim}; name the "
                         f"arguments that are a batch, as split={names}"
                     )
-        sizes = {each.shape[dim] for name in names for each in _tensors(bound.arguments[name])}
+        sizes = {tensor.shape[dim] for name in names for tensor in _tensors(bound.arguments[name])}
         if len(sizes) > 1:
             raise ConfigError(
                 f"{WHO}: {', '.join(names)} have {sorted(sizes)} samples in dimension {dim}; give as many"
@@ -162,7 +162,7 @@ class SplitBatch:
         leaves, forms = zip(*(tree_flatten(result) for result in results), strict=True)
         if any(form != forms[0] for form in forms):
             raise ConfigError(f"{WHO}: the parts returned different structures: {forms[0]} and {forms[1]}")
-        return tree_unflatten([self._joined_leaf(each, size) for each in zip(*leaves, strict=True)], forms[0])
+        return tree_unflatten([self._joined_leaf(leaf, size) for leaf in zip(*leaves, strict=True)], forms[0])
 
     def _joined_leaf(self, values: tuple[Any, ...], size: int) -> Any:
         who = f"{WHO}: {type(self._layers).__name__} returned"
