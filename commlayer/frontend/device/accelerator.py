@@ -229,8 +229,8 @@ def _fault(accelerator: Accelerator, device: torch.device) -> str | None:
 
 def _fault_of(accelerator: Accelerator, device: torch.device, stream: Any) -> str | None:
     ended, gate, word, source = accelerator.event(), *(accelerator.pinned((1,), torch.int32) for _ in range(3))
-    for each in (gate, word, source):
-        write_word(each, 0)
+    for memory in (gate, word, source):
+        write_word(memory, 0)
     rescue = threading.Timer(RESCUE_S, write_word, (word,))
     with accelerator.on(stream):
         target = torch.zeros(1, dtype=torch.int32, device=device)

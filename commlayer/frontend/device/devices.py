@@ -195,8 +195,8 @@ class Devices:
 
 def root_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int | None:
     """The root among the arguments of a collective: a number, or in its options."""
-    given = (getattr(each, "rootRank", each) for each in (*args[1:], *kwargs.values()))
-    return next((each for each in given if isinstance(each, int)), None)
+    given = (getattr(argument, "rootRank", argument) for argument in (*args[1:], *kwargs.values()))
+    return next((root for root in given if isinstance(root, int)), None)
 
 
 def placed(

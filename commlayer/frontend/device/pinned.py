@@ -170,10 +170,10 @@ class PinnedCopies:
                 f"an operation on {names} while a CUDA graph is recorded: a graph cannot hold operations of the host; "
                 f"call it outside of the graph"
             )
-        layouts = {each.layout for each in (*inputs, *outputs) if self._accelerator.has(each)} - {torch.strided}
+        layouts = {tensor.layout for tensor in (*inputs, *outputs) if self._accelerator.has(tensor)} - {torch.strided}
         if layouts:
             fault = f"{layouts.pop()} tensors on {names}: use to_dense(), or move them to the CPU"
-        elif any(self._accelerator.has(each) and _overlaps(each) for each in outputs):
+        elif any(self._accelerator.has(output) and _overlaps(output) for output in outputs):
             fault = f"a result on {names} whose elements share memory, as of expand(): use contiguous()"
         if fault:
             raise ConfigError(f"{_who()}{fault}")
@@ -192,8 +192,8 @@ class PinnedCopies:
     def _make_words(self) -> Tensor:
         """Two words that are 0: see `PinnedHandle`."""
         made = self._accelerator.pinned((2,), torch.int32)
-        for each in made:
-            write_word(each, 0)
+        for word in made:
+            write_word(word, 0)
         return made
 
     def _submit(self, handle: PinnedHandle, context: contextvars.Context, begin: Callable[[], Work]) -> bool:

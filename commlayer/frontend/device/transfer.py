@@ -71,7 +71,7 @@ class Transfer:
 
     def addresses(self) -> frozenset[int]:
         """Those of the pinned copies; 0 is that of a tensor without elements."""
-        return frozenset({0, *(each.data_ptr() for each in self._host.values())})
+        return frozenset({0, *(copy.data_ptr() for copy in self._host.values())})
 
     def bring_back(self, word: Tensor | None = None) -> None:
         """Enqueues the copies of the results: with `word`, on the current stream and once the word is written.

@@ -110,8 +110,8 @@ def _agreed(
     own = [*facts(kind, fault), *sent, *received]
     calls = [torch.empty(len(own), dtype=torch.int64) for _ in range(size)]
     dist.all_gather(calls, torch.tensor(own), group=group)
-    heard = [each.tolist() for each in calls]
-    check(group, CALLER, kind, fault, [each[:FACTS] for each in heard])
+    heard = [call.tolist() for call in calls]
+    check(group, CALLER, kind, fault, [told[:FACTS] for told in heard])
     for source, target in itertools.product(range(size), repeat=2):
         theirs, expected = heard[source][FACTS + target], heard[target][FACTS + size + source]
         if theirs != expected:
@@ -130,10 +130,10 @@ def _splits(rows: int | None, given: Splits, size: int, name: str) -> tuple[list
             return [0] * size, f"{rows} {name} rows do not divide among {size} ranks; pass {name}_split_sizes"
         return [rows // size] * size, ""
     try:
-        plain = [each.item() if isinstance(each, Tensor) else each for each in given]
+        plain = [number.item() if isinstance(number, Tensor) else number for number in given]
     except Exception as error:  # any value may be given; the other ranks must hear of it
         return [0] * size, f"{name}_split_sizes of type {type(given).__name__}: {error}; pass whole numbers, as a list"
-    splits = [whole(each, -1) for each in plain]
+    splits = [whole(number, -1) for number in plain]
     if len(splits) != size:
         return [0] * size, f"{name}_split_sizes={plain}: pass one number for each of {size} ranks"
     if min(splits) < 0 or max(splits) > ROWS_MAX:

@@ -86,7 +86,7 @@ def reduce_bucket(
     whose reductions may still be in flight.
     """
     first = bucket.buffer().storage_offset()
-    starts = [int(each.storage_offset() - first) for each in bucket.gradients()]
+    starts = [int(gradient.storage_offset() - first) for gradient in bucket.gradients()]
     place = Place(bucket.index(), is_last=bucket.is_last(), priority=priority)
     return reduce_buffer(buffer, bucket.parameters(), state, reduction, place, starts=starts, running=running)
 

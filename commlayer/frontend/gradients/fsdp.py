@@ -221,7 +221,9 @@ def _check_shards(model: nn.Module, modules: Sequence[nn.Module], replicate: dis
     name = type(model).__name__
     # DTensor has `placements`, and takes long to import. After a forward pass, parameters may be plain tensors.
     parameters: list[Any] = [parameter for parameter in model.parameters() if hasattr(parameter, "placements")]
-    is_whole = parameters and not any(each.is_shard() for parameter in parameters for each in parameter.placements)
+    is_whole = parameters and not any(
+        placement.is_shard() for parameter in parameters for placement in parameter.placements
+    )
     if not modules or is_whole:
         raise ConfigError(f"compress_fsdp({name}): nothing in it is sharded; call fully_shard first")
     if replicate is None:

@@ -80,4 +80,4 @@ def largest_of(group: dist.ProcessGroup, own: Sequence[float], device: torch.dev
     """The largest of all ranks' values, one by one. `device` is that of the exchange."""
     values = torch.tensor(own, dtype=torch.float64, device=device)
     group.allreduce([values], op=dist.ReduceOp(dist.ReduceOp.MAX)).wait()
-    return [float(each) for each in values.tolist()]
+    return [float(value) for value in values.tolist()]

@@ -235,8 +235,8 @@ class HookState:
         if self._scaler_searches and (self.policy.loss_bound or self.tolerance or self.policy.codec != "none"):
             self._scaler_searches -= 1
             self._loss_scale.find_scalers()
-        for each in (self.feedback, self.low_rank):
-            each.begin_step(self.group().rank(), self.loss_scale / self.shards.per_host, self.group().who)
+        for memory in (self.feedback, self.low_rank):
+            memory.begin_step(self.group().rank(), self.loss_scale / self.shards.per_host, self.group().who)
         self._commit.abandon(self.group().who)
         self._commit = Commit()
         if self._buckets:
@@ -340,7 +340,7 @@ class HookState:
             )
         has = self._usable() or self.process_group
         if has is not None:
-            ranks, wanted = (sorted(dist.get_process_group_ranks(each)) for each in (has, given))
+            ranks, wanted = (sorted(dist.get_process_group_ranks(group)) for group in (has, given))
             if ranks != wanted:
                 raise ConfigError(
                     f"{who}(state=...): its process_group has ranks {ranks}, and the gradients are those of ranks "

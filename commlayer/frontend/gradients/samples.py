@@ -48,7 +48,7 @@ def weight_of(samples: Callable[[], float], group: dist.ProcessGroup, device: to
         counts = largest_of(group, _at(rank, [count if is_count else -1.0], size), device)
         wrong = [each for each, found in enumerate(counts) if found < 0]
         if wrong:
-            quoted = [float(each) for each in text.encode()[:TEXT_BYTES].ljust(TEXT_BYTES)]
+            quoted = [float(byte) for byte in text.encode()[:TEXT_BYTES].ljust(TEXT_BYTES)]
             codes = largest_of(group, _at(rank, quoted, size), device)
     if wrong:
         start = wrong[0] * TEXT_BYTES
@@ -60,8 +60,8 @@ def weight_of(samples: Callable[[], float], group: dist.ProcessGroup, device: to
     total = math.fsum(counts)
     if total == 0:
         raise ConfigError(
-            f"HookState(samples=...): all ranks ({', '.join(_name(group, each) for each in range(size))}) returned 0 "
-            f"in the same step, which has no average; leave out steps without samples on all ranks"
+            f"HookState(samples=...): all ranks ({', '.join(_name(group, place) for place in range(size))}) returned "
+            f"0 in the same step, which has no average; leave out steps without samples on all ranks"
         )
     return counts[rank] * size / total
 

@@ -88,9 +88,9 @@ class Shards:
             self._begin(state)
         buffer, parameters = bucket.buffer(), bucket.parameters()
         place = state.enter(parameters, bucket.index(), is_last=bucket.is_last())
-        starts = [int(each.storage_offset() - buffer.storage_offset()) for each in bucket.gradients()]
+        starts = [int(gradient.storage_offset() - buffer.storage_offset()) for gradient in bucket.gradients()]
         size = -(-len(buffer) // self.per_host)
-        begin, end = (min(each * size, len(buffer)) for each in (self._rank, self._rank + 1))
+        begin, end = (min(rank * size, len(buffer)) for rank in (self._rank, self._rank + 1))
         weigh(buffer, state.weight / self.per_host)
         strays = state.feedback.add_to(buffer, parameters, starts, outside=(begin, end))
         whole = buffer

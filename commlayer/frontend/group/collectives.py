@@ -166,7 +166,7 @@ class Collectives:
             if target is not output:
                 copies.append((target, [output]))
         results = [output for output, _ in pairs]
-        given = [each for _, inputs in pairs for each in inputs]
+        given = [tensor for _, inputs in pairs for tensor in inputs]
         call = Call.of("reduce_scatter", given, results, reduction=kind.reduction)
         qos, key = None if partial is None else partial.qos, _key_of(operations, coding)
         return self._submitter.start(
@@ -246,7 +246,11 @@ class Collectives:
         """outputs[r][i] is tensor i of rank r."""
         everything = list(chain(*outputs))
         shapes = [tensor.shape for tensor in tensors]
-        if len(outputs) != self._size or any([each.shape for each in row] != shapes for row in outputs) or not tensors:
+        if (
+            len(outputs) != self._size
+            or any([output.shape for output in row] != shapes for row in outputs)
+            or not tensors
+        ):
             return None
         kind = move_kind(tensors[0].dtype)
         if kind is None or not are_plain([*tensors, *everything]):
@@ -295,7 +299,7 @@ class Collectives:
         """Sends inputs[r] to rank r, and receives outputs[r] from it."""
         if len(outputs) != self._size or len(inputs) != self._size or not are_plain([*inputs, *outputs]):
             return None
-        sent, received = tuple(each.nbytes for each in inputs), tuple(output.nbytes for output in outputs)
+        sent, received = tuple(given.nbytes for given in inputs), tuple(output.nbytes for output in outputs)
         self._check_own_part(sent, received)
         return self._deliver("all_to_all", sent, received, inputs, outputs, opts)
 

@@ -112,7 +112,7 @@ def _options(interface: str, timeout: timedelta) -> Any:
     """
     options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # the stub has another name
     options._timeout = timeout
-    names = [name for each in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if (name := each.strip())]
+    names = [name for part in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if (name := part.strip())]
     name = interface if not names or interface in names else names[0]
     try:
         # One per group: gloo numbers the connections of a device by rank, and a group that ends closes its device.

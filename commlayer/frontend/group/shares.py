@@ -143,7 +143,7 @@ class Shares:
             with contextlib.suppress(RuntimeError):  # the Store is gone; the next one that needs it says so
                 self._store.delete_key(key)
         self._asked.clear()
-        self._late = [each for each in self._late if not each.handle.done()]
+        self._late = [change for change in self._late if not change.handle.done()]
 
 
 def _has_ended(exchange: Exchange) -> bool:

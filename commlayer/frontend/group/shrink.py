@@ -39,9 +39,11 @@ def shrink_group(
     excluded = c10d._validate_and_process_excluded_ranks(ranks_to_exclude, given)
     is_world: bool = given["is_default_group"]
     aborts = shrink_flags == c10d.SHRINK_ABORT
-    ending: list[Any] = [each for each in c10d._world.pg_map if hasattr(each, "exclude")] if is_world else [parent]
+    ending: list[Any] = (
+        [torch_group for torch_group in c10d._world.pg_map if hasattr(torch_group, "exclude")] if is_world else [parent]
+    )
     if not aborts:
-        while any(each.is_busy() for each in ending):
+        while any(torch_group.is_busy() for torch_group in ending):
             time.sleep(IDLE_PAUSE_S)
     name = parent.exclude(excluded, aborts=aborts)
     options = Options(policy, timeout=parent.timeout)
@@ -79,5 +81,5 @@ def _world_without(world: Any, excluded: Collection[int], name: str, options: Op
 
 def _abort(groups: Collection[Any], reason: str) -> None:
     """Aborts groups, those of all others before WORLD."""
-    for each in sorted(groups, key=lambda group: group is dist.group.WORLD):
-        each.abort(reason)
+    for backend in sorted(groups, key=lambda group: group is dist.group.WORLD):
+        backend.abort(reason)

@@ -53,7 +53,7 @@ def text_of(error: BaseException) -> str:
 
 def record(text: str, error: BaseException, path: Path) -> None:
     """Writes the text as torchrun reads it, unless there is one, and where the error was raised. Never raises."""
-    frames = [(each.filename, each.lineno or 0, each.name) for each in traceback.extract_tb(error.__traceback__)]
+    frames = [(frame.filename, frame.lineno or 0, frame.name) for frame in traceback.extract_tb(error.__traceback__)]
     place = next(own(reversed(frames)), "")
     text += f"\nraised in {place}" * bool(place)
     message = {"message": text, "extraInfo": {"py_callstack": text, "timestamp": str(int(time.time()))}}

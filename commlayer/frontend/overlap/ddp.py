@@ -95,8 +95,8 @@ class DdpOverlap(Overlap):
     def _end_backward(self) -> None:
         """The backward pass has ended."""
         started, self._started = self._started, []
-        for each in started:
-            self._deferred.add(PendingReduction(each.started.wait, each.gradients()))
+        for reduction in started:
+            self._deferred.add(PendingReduction(reduction.started.wait, reduction.gradients()))
 
 
 def check_ddp(model: DistributedDataParallel) -> None:

@@ -163,7 +163,7 @@ class Overlap:
 
 def _leaves_of(output: Any) -> Iterator[Tensor]:
     """The parameters in the graph of what a model returns."""
-    nodes = [each.grad_fn for each in tensors_in(output) if each.grad_fn is not None]
+    nodes = [tensor.grad_fn for tensor in tensors_in(output) if tensor.grad_fn is not None]
     seen = set(nodes)
     while nodes:
         node = nodes.pop()

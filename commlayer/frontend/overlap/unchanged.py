@@ -83,7 +83,7 @@ def _install(model: DistributedDataParallel, asked: Ddp, policy: Policy) -> None
     optimizers = _optimizers(model)
     if asked.overlap:
         if len(optimizers) != 1:
-            kinds = ", ".join(type(each).__name__ for each in optimizers) or "none"
+            kinds = ", ".join(type(made).__name__ for made in optimizers) or "none"
             raise ConfigError(
                 f"[ddp] overlap = true: it needs the one optimizer of {type(model.module).__name__}, and before the "
                 f"first forward pass the job has {kinds}; make one before training, or set overlap = false"
@@ -113,9 +113,9 @@ def _optimizers(model: DistributedDataParallel) -> list[Optimizer]:
     # isinstance is no way: it would ask proxies for their class, and some of them then import modules.
     every: list[Any] = [item for item in gc.get_objects() if issubclass(type(item), Optimizer)]
     return [
-        each
-        for each in every
-        if any(id(parameter) in own for group in each.param_groups for parameter in group["params"])
+        optimizer
+        for optimizer in every
+        if any(id(parameter) in own for group in optimizer.param_groups for parameter in group["params"])
     ]
 
 

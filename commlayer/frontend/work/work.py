@@ -267,8 +267,8 @@ class JoinedHandle:
         times = [each for handle in self._handles if (each := handle.times()) is not None]
         if len(times) < len(self._handles) or not times:
             return None
-        first = min((each.first_byte_s for each in times if each.first_byte_s is not None), default=None)
-        return Times(min(each.submitted_s for each in times), first, max(each.ended_s for each in times))
+        first = min((part.first_byte_s for part in times if part.first_byte_s is not None), default=None)
+        return Times(min(part.submitted_s for part in times), first, max(part.ended_s for part in times))
 
     def on_done(self, callback: Callable[[BaseException | None], None]) -> None:
         """Calls `callback` once, when the last operation ends."""
