@@ -37,7 +37,7 @@ class Commands(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         found = super().get_command(ctx, cmd_name)
         if found is not None and found.help:
-            found.help = "\n\n".join(" ".join(each.split()) for each in found.help.split("\n\n"))
+            found.help = "\n\n".join(" ".join(paragraph.split()) for paragraph in found.help.split("\n\n"))
         return found
 
 

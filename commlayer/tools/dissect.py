@@ -115,9 +115,9 @@ def nh_sums(key: bytes, data: bytes) -> bytes:
     for start in range(0, len(data), NH_BLOCK_BYTES):
         block = data[start : start + NH_BLOCK_BYTES]
         words = struct.unpack(f"<{(len(block) + 7) // 8 * 2}I", block + bytes(-len(block) % 8))
-        for each in keys:
-            added = [word + mask & _U32 for word, mask in zip(words, each, strict=False)]
-            padding = [mask for at, mask in enumerate(each) if len(words) <= at < (len(block) + 63) // 64 * 16]
+        for masks in keys:
+            added = [word + mask & _U32 for word, mask in zip(words, masks, strict=False)]
+            padding = [mask for at, mask in enumerate(masks) if len(words) <= at < (len(block) + 63) // 64 * 16]
             sums.append(_pairs(added) + _pairs(padding) & _U64)
     return struct.pack(f"<{len(sums)}Q", *sums)
 

@@ -27,7 +27,7 @@ NAMES = ("source", "path", "number", "group", "sequence", "index", "offset", "le
 def listing(found: Sequence[Captured], key: bytes | None, limit: int = 0) -> Iterator[str]:
     """The lines for the first `limit` packets; 0: for all."""
     ends = {address: _letters(i) for i, address in enumerate(_addresses(found))}
-    ranks = {each.sender: each.packet.source for each in found}
+    ranks = {captured.sender: captured.packet.source for captured in found}
     yield f"{len(found)} packets"
     for address, name in ends.items():
         rank = f" (rank {ranks[address]})" if address in ranks else ""
@@ -75,13 +75,13 @@ def objects(found: Sequence[Captured], key: bytes | None, limit: int = 0) -> lis
 
 def _verified(found: Sequence[Captured], key: bytes | None, limit: int) -> Iterator[tuple[Captured, bool | None]]:
     verifier = None if key is None else Verifier(key, found)
-    for each in found[: limit or None]:
-        yield each, verifier.verify(each) if verifier else None
+    for captured in found[: limit or None]:
+        yield captured, verifier.verify(captured) if verifier else None
 
 
 def _addresses(found: Sequence[Captured]) -> list[Address]:
     """Each address once, in the order in which they appear."""
-    return list(dict.fromkeys(address for each in found for address in (each.sender, each.receiver)))
+    return list(dict.fromkeys(address for captured in found for address in (captured.sender, captured.receiver)))
 
 
 def _text(address: Address) -> str:

@@ -82,7 +82,7 @@ def show(file: ConfigFile, found: dict[str, dict[str, Found]], out: Console, *, 
                 name, _shown(each.value), each.where if each.source == "environment" else each.source, style=style
             )
         out.print(table)
-    count = sum(each.source == "file" for settings in found.values() for each in settings.values())
+    count = sum(setting.source == "file" for settings in found.values() for setting in settings.values())
     if file.path:
         are = "is" if count < 2 else "are"
         out.print(f"\n{count or 'none'} of the file's settings {are} in use")

@@ -65,7 +65,7 @@ def fill_digits(out: torch.Tensor, total: torch.Tensor, rank: int, world: int, b
     """
     for start in range(0, out.numel(), _BLOCK):
         stop = min(start + _BLOCK, out.numel())
-        digits = [_hash(start, stop, each) % largest + 1 << bits * each for each in range(world)]
+        digits = [_hash(start, stop, place) % largest + 1 << bits * place for place in range(world)]
         out[start:stop] = digits[rank].to(out.dtype)
         total[start:stop] = torch.stack(digits).sum(0).to(out.dtype)
 

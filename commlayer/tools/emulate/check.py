@@ -76,8 +76,8 @@ class _Probe:
         self.open = [self.sink]
 
     def close(self) -> None:
-        for each in self.open:
-            each.close()
+        for opened in self.open:
+            opened.close()
 
     def figures(self) -> Iterator[Figure]:
         where, link = f"host {self.host} NIC {self.nic}", self.link
@@ -178,7 +178,7 @@ class _Probe:
             sent[number] = self._blast(self._sender(tos, number), _BLAST_S, number)
 
         def both() -> None:
-            flows = [threading.Thread(target=send, args=each) for each in enumerate((favoured_tos, other_tos))]
+            flows = [threading.Thread(target=send, args=flow) for flow in enumerate((favoured_tos, other_tos))]
             for flow in flows:
                 flow.start()
             for flow in flows:

@@ -109,8 +109,8 @@ class Traffic:
         self._stop.set()
         for thread in self._threads:
             thread.join()
-        for each in self._open:
-            each.close()
+        for opened in self._open:
+            opened.close()
 
     def _socket(self, namespace: str, kind: int) -> socket.socket:
         self._open.append(open_socket(namespace, kind))
@@ -141,8 +141,8 @@ class Traffic:
             burst.append(bytes(rest))
         due_s = first_s
         while not self._stop.wait(max(0.0, due_s - time.monotonic())):
-            for each in burst:
-                self._push(out, each)
+            for packet in burst:
+                self._push(out, packet)
             due_s += flow.period_ms / 1e3
             if (late_s := time.monotonic() - due_s) > 0:  # the burst takes longer than the period: skip periods
                 due_s += (late_s * 1e3 // flow.period_ms + 1) * flow.period_ms / 1e3

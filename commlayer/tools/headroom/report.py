@@ -30,7 +30,9 @@ def show(report: Report, out: Console) -> None:
     steps.add_column("\nmedian", justify="right")
     steps.add_column("\nmiddle half", justify="right")
     for name, timing in _timings(found):
-        steps.add_row(name, seconds(timing.median_s), " to ".join(seconds(each) for each in timing.quartiles_s))
+        steps.add_row(
+            name, seconds(timing.median_s), " to ".join(seconds(quartile_s) for quartile_s in timing.quartiles_s)
+        )
     out.print(steps)
     remedies = Table(box=None, pad_edge=False, width=width)
     remedies.add_column("\ncould win at most")

@@ -167,7 +167,7 @@ def engine_of(records: Sequence[Record]) -> Engine | None:
     if step is None or not all(record.uses_engine for record in records):
         return None
     own = [phase_steps(record, "real") for record in records]
-    steps = [step for each in own for step in each]
+    steps = [step for steps_of in own for step in steps_of]
     if not any(step.collectives for step in steps):  # CUDA tensors of a hybrid backend
         return None
     names = ("packets_sent", "packets_lost", "packets_spurious")
@@ -175,14 +175,14 @@ def engine_of(records: Sequence[Record]) -> Engine | None:
     found = [path for record in records for path in record.paths if path["round_trip_us"]]
     trips_s = [max(0, path["round_trip_us"] - path["queue_us"]) / 1e6 for path in found]
     in_flight_s = [[rank.in_flight_s for rank in ranks] for ranks in zip(*own, strict=False)]
-    waited_s = statistics.median(statistics.fmean(each) - min(each) for each in in_flight_s)
+    waited_s = statistics.median(statistics.fmean(of_ranks) - min(of_ranks) for of_ranks in in_flight_s)
     late_rank, late_share = _latest(records)
     return Engine(
         step=step,
         transfer_s=statistics.median(map(min, in_flight_s)),
         waited_s=waited_s,
-        operations=statistics.fmean(each.collectives for each in steps),
-        nbytes=statistics.fmean(each.nbytes for each in steps),
+        operations=statistics.fmean(counted.collectives for counted in steps),
+        nbytes=statistics.fmean(counted.nbytes for counted in steps),
         loss=(lost - late) / sent if sent else 0.0,
         round_trip_s=statistics.median(trips_s) if trips_s else 0.0,
         late_rank=late_rank,

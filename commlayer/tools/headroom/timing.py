@@ -43,7 +43,7 @@ def phase_steps(record: Record, phase: Phase) -> list[Step]:
 def timing(records: Sequence[Record], phase: Phase, over: Callable[[Sequence[float]], float]) -> Timing | None:
     """The steps of a phase; the time of a step is `over` those of the ranks. None without such steps."""
     times = [[step.seconds for step in phase_steps(record, phase)] for record in records]
-    steps = tuple(over(each) for each in zip(*times, strict=False))
+    steps = tuple(over(of_step) for of_step in zip(*times, strict=False))
     return Timing(steps) if steps else None
 
 

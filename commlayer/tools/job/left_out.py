@@ -65,7 +65,7 @@ class LeftOut:
         def kernel(*args: Any) -> Any:
             tensors = _flat(args[0])
             self._count += 1
-            self._nbytes += sum(each.nbytes for each in _flat(_input(args)))
+            self._nbytes += sum(tensor.nbytes for tensor in _flat(_input(args)))
             guard = torch._C._AutoDispatchBelowAutograd
             if self.phase == "real" or (
                 operator.is_control and not all(tensor.is_floating_point() for tensor in tensors)
@@ -108,7 +108,7 @@ def _flat(argument: Any) -> list[Tensor]:
     """The tensors of an argument: a tensor, a list, or a list of lists."""
     if isinstance(argument, Tensor):
         return [argument]
-    return [tensor for each in argument for tensor in _flat(each)]
+    return [tensor for item in argument for tensor in _flat(item)]
 
 
 def _nothing(args: Sequence[Any], rank: int, size: int) -> None:
@@ -170,7 +170,7 @@ def _scratch(like: Any, count: int) -> Tensor:
 
 def _same(args: Sequence[Any], size: int) -> list[Any]:  # noqa: ARG001
     """A few elements for every tensor of the first argument."""
-    return [[_scratch([each], SHORT_ELEMENTS) for each in _flat(args[0])], *args[1:]]
+    return [[_scratch([tensor], SHORT_ELEMENTS) for tensor in _flat(args[0])], *args[1:]]
 
 
 def _many_to_one(args: Sequence[Any], size: int) -> list[Any]:
@@ -185,12 +185,12 @@ def _one_to_many(args: Sequence[Any], size: int) -> list[Any]:
 
 
 def _many_coalesced(args: Sequence[Any], size: int) -> list[Any]:
-    parts = [_many_to_one([each], size)[:2] for each in args[0]]
+    parts = [_many_to_one([tensor], size)[:2] for tensor in args[0]]
     return [[many for many, _ in parts], [one for _, one in parts], *args[2:]]
 
 
 def _one_coalesced(args: Sequence[Any], size: int) -> list[Any]:
-    parts = [_one_to_many([each], size)[:2] for each in args[0]]
+    parts = [_one_to_many([tensor], size)[:2] for tensor in args[0]]
     return [[one for one, _ in parts], [many for _, many in parts], *args[2:]]
 
 
@@ -200,7 +200,7 @@ def _lists(args: Sequence[Any], size: int) -> list[Any]:  # noqa: ARG001
     def short(argument: Any) -> Any:
         if isinstance(argument, Tensor):
             return _scratch(argument, SHORT_ELEMENTS)
-        return [short(each) for each in argument]
+        return [short(item) for item in argument]
 
     return [short(args[0]), short(args[1]), *args[2:]]
 

@@ -75,7 +75,7 @@ class Trial:
     @property
     def step_s(self) -> tuple[tuple[float, ...], ...]:
         """The step times of each rank after the warm-up."""
-        return tuple(each.step_s for each in self.records)
+        return tuple(rank.step_s for rank in self.records)
 
     @property
     def median_s(self) -> float:
@@ -137,7 +137,7 @@ def _run(
     try:
         while process.poll() is None:
             if time.monotonic() > deadline_s:
-                done = max((len(each.steps) for each in record.read(folder)), default=0)
+                done = max((len(rank.steps) for rank in record.read(folder)), default=0)
                 raise JobFailedError(_with_output(_late(done, spec), output))
             if progress is not None:
                 _tell(folder, spec, progress)
@@ -202,7 +202,7 @@ def _check(records: Sequence[Record], spec: Spec, output: Sequence[str], command
                 output,
             )
         )
-    short = next((each for each in records if not each.is_complete), None)
+    short = next((of_rank for of_rank in records if not of_rank.is_complete), None)
     if short is not None:
         raise TooFewStepsError(
             _with_output(
@@ -211,9 +211,9 @@ def _check(records: Sequence[Record], spec: Spec, output: Sequence[str], command
                 output,
             )
         )
-    world = max(each.world for each in records)
+    world = max(of_rank.world for of_rank in records)
     if len(records) != world:
-        missing = sorted(set(range(world)) - {each.rank for each in records})
+        missing = sorted(set(range(world)) - {of_rank.rank for of_rank in records})
         raise TooFewStepsError(f"the trial lacks the times of rank {', '.join(map(str, missing))}")
 
 

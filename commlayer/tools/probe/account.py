@@ -43,7 +43,7 @@ def _answers(ports: Sequence[Port], asked: set[int], run: int, seconds: float) -
         ready = wait_for([ports[index] for index in left], end - time.monotonic())
         if not ready:
             break
-        for index in [each for each in left if ports[each] in ready]:
+        for index in [index for index in left if ports[index] in ready]:
             arrival = ports[index].receive()
             if arrival is not None and arrival.kind == RESULT and arrival.run == run:
                 found[index] = Summary(**json.loads(arrival.body))

@@ -93,7 +93,7 @@ class Report:
         findings = [
             Finding(**{**finding, "ways": [Way(**way) for way in finding["ways"]]}) for finding in table["findings"]
         ]
-        samples = [Sample.from_table(each) for each in table["paths"]]
+        samples = [Sample.from_table(row) for row in table["paths"]]
         return cls(hosts, samples, findings, table["notes"], table["seconds"], table["command"])
 
 
@@ -230,14 +230,14 @@ def _notes(hosts: Sequence[Host], samples: Sequence[Sample]) -> list[str]:
         if sample.is_reached:
             networks.setdefault(sample.network, []).append(sample)
     found = fact_notes({host.name: host.facts for host in hosts}, best)
-    fastest = {name: max(each.rate_bps for each in group) for name, group in networks.items()}
+    fastest = {name: max(sample.rate_bps for sample in group) for name, group in networks.items()}
     for name, rate in fastest.items():
         most = max(fastest.values())
         if rate * SLOW_RATIO < most:
             nics = ", ".join(sorted({sample.way.source_nic for sample in networks[name]}))
             slower = f"network {name} ({nics}) carries {rate_text(rate)}, the fastest {rate_text(most)}"
             found.append(f"{slower}: commlayer gives each path its share")
-    found += links.notes([each for each in samples if not starving(each, "links")])
+    found += links.notes([sample for sample in samples if not starving(sample, "links")])
     found += _crossed_notes(samples)
     if any(sample.is_own_limit and sample.is_reached for sample in samples):
         limit = rate_text(min(host.limit_bps for host in hosts))
@@ -248,15 +248,15 @@ def _notes(hosts: Sequence[Host], samples: Sequence[Sample]) -> list[str]:
 def _crossed_notes(samples: Sequence[Sample]) -> list[str]:
     """What remains of the rates while all hosts send at once; paths that the probe limits say nothing."""
     known = [
-        each
-        for each in samples
-        if each.crossed and each.rate_bps and not each.crossed.is_own_limit and not starving(each, "crossed")
+        sample
+        for sample in samples
+        if sample.crossed and sample.rate_bps and not sample.crossed.is_own_limit and not starving(sample, "crossed")
     ]
     if not known:
         return []
-    shares = [each.crossed.rate_bps / each.rate_bps for each in known if each.crossed]
+    shares = [sample.crossed.rate_bps / sample.rate_bps for sample in known if sample.crossed]
     if min(shares) * SLOW_RATIO < 1:
         return []  # a finding
-    full = statistics.median(each.crossed.rtt_us[1] for each in known if each.crossed)
+    full = statistics.median(sample.crossed.rtt_us[1] for sample in known if sample.crossed)
     share = min(1.0, statistics.median(shares))
     return [f"while all hosts send at once, paths keep {share:.0%} of their rates; round trips take {time_text(full)}"]

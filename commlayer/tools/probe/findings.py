@@ -57,7 +57,7 @@ def _cpu(view: View) -> list[Finding]:
         return []
     who = "every host" if len(busy) == len(view.hosts) > 1 else joined([view.hosts[host] for host in busy], _NAMED_MAX)
     subject = Subject("host", host=min(busy)) if len(busy) == 1 else Subject("all")
-    ways = sorted(each.way for each in view.reached if starving(each))
+    ways = sorted(sample.way for sample in view.reached if starving(sample))
     text = f"the CPU of {who} is busy: the probe waited for it for up to {max(busy.values()):.0%} of the time"
     remedy = (
         "round trips, parallel links and rates while all hosts send are not judged there, because they would be those "
@@ -126,7 +126,7 @@ class _Words:
         found = {end for way in self.ways for end in (way.source, way.target)} - {host}
         if found == tested - {host}:
             return "all peers"
-        return joined([self.view.hosts[each] for each in sorted(found)], _NAMED_MAX)
+        return joined([self.view.hosts[number] for number in sorted(found)], _NAMED_MAX)
 
     @property
     def link(self) -> str:
@@ -144,7 +144,7 @@ class _Words:
 
 
 def _rate(words: _Words, samples: Sequence[Sample]) -> tuple[str, str]:
-    rate = statistics.median(each.rate_bps for each in samples)
+    rate = statistics.median(sample.rate_bps for sample in samples)
     usual = usual_rates(words.view.reached)[samples[0].network]
     verb = words.does("carries", "sends", "receives")
     if words.subject.kind == "host" and words.subject.direction == "both":
@@ -158,7 +158,7 @@ def _rate(words: _Words, samples: Sequence[Sample]) -> tuple[str, str]:
 
 
 def _loss(words: _Words, samples: Sequence[Sample]) -> tuple[str, str]:
-    sent, lost, bursts = (sum(getattr(each, name) for each in samples) for name in ("sent", "lost", "bursts"))
+    sent, lost, bursts = (sum(getattr(sample, name) for sample in samples) for name in ("sent", "lost", "bursts"))
     share, length = lost / sent, lost / bursts
     how = f"in bursts of {length:.1f} packets" if length >= 1.5 else "one by one"
     lossy = words.does(
@@ -184,7 +184,7 @@ def _unreachable(words: _Words, _samples: Sequence[Sample]) -> tuple[str, str]:
 
 
 def _rtt(words: _Words, samples: Sequence[Sample]) -> tuple[str, str]:
-    rtt = statistics.median(each.rtt_us[0] for each in samples)
+    rtt = statistics.median(sample.rtt_us[0] for sample in samples)
     usual = usual_rtts(words.view.reached)[samples[0].network]
     return f"{words.name}: a round trip takes {time_text(rtt)}, that of the median host {time_text(usual)}", (
         f"look at {words.link}: a detour, a busy switch, or a sleeping CPU. Large buckets and commlayer.overlap hide "
@@ -193,7 +193,7 @@ def _rtt(words: _Words, samples: Sequence[Sample]) -> tuple[str, str]:
 
 
 def _reordering(words: _Words, samples: Sequence[Sample]) -> tuple[str, str]:
-    share = sum(each.reordered for each in samples) / sum(each.sent for each in samples)
+    share = sum(sample.reordered for sample in samples) / sum(sample.sent for sample in samples)
     return f"{words.name}: {share:.1%} of the packets are overtaken by later ones", (
         "commlayer tolerates it, TCP less so; have the switches choose links by flow, not by packet, and use several "
         "with COMMLAYER_PORTS=4"
@@ -201,14 +201,14 @@ def _reordering(words: _Words, samples: Sequence[Sample]) -> tuple[str, str]:
 
 
 def _mtu(words: _Words, samples: Sequence[Sample]) -> tuple[str, str]:
-    least, most = min(each.mtu for each in samples), max(each.interface_mtu for each in samples)
+    least, most = min(sample.mtu for sample in samples), max(sample.interface_mtu for sample in samples)
     return f"{words.name}: packets above {least} bytes disappear, although the interfaces have an MTU of {most}", (
         f"set COMMLAYER_MTU={least}, or the MTU of the switches and tunnels between to {most}"
     )
 
 
 def _dscp(words: _Words, samples: Sequence[Sample]) -> tuple[str, str]:
-    arrivals = {(int(sent), arrived) for each in samples for sent, arrived in each.dscp.items()}
+    arrivals = {(int(sent), arrived) for sample in samples for sent, arrived in sample.dscp.items()}
     changed = sorted((sent, arrived) for sent, arrived in arrivals if sent != arrived and arrived is not None)
     where = words.does("", " of the packets it sends", " of the packets it receives")
     if changed and all(arrived == 0 for _, arrived in changed):
@@ -226,7 +226,7 @@ def _dscp(words: _Words, samples: Sequence[Sample]) -> tuple[str, str]:
 
 def _ecn(words: _Words, samples: Sequence[Sample]) -> tuple[str, str]:
     changed = any(
-        arrived is not None and arrived != int(sent) for each in samples for sent, arrived in each.ecn.items()
+        arrived is not None and arrived != int(sent) for sample in samples for sent, arrived in sample.ecn.items()
     )
     where = words.does("", " of the packets it sends", " of the packets it receives")
     return f"{words.name} {'clears ECN' if changed else 'drops packets with ECN'}{where}", (
@@ -253,12 +253,12 @@ def _links(words: _Words, samples: Sequence[Sample]) -> tuple[str, str]:
 
 
 def _crossed(words: _Words, samples: Sequence[Sample]) -> tuple[str, str]:
-    crossed = [each.crossed for each in samples if each.crossed]
-    rate, alone = (statistics.median(each.rate_bps for each in some) for some in (crossed, samples))
-    full = statistics.median(each.rtt_us[1] for each in crossed)
-    measured = sum(each.crossed is not None for each in words.view.samples)
+    crossed = [sample.crossed for sample in samples if sample.crossed]
+    rate, alone = (statistics.median(sample.rate_bps for sample in some) for some in (crossed, samples))
+    full = statistics.median(flow.rtt_us[1] for flow in crossed)
+    measured = sum(sample.crossed is not None for sample in words.view.samples)
     hosts = words.view.hosts
-    ends = joined([f"{hosts[each.way.source]} to {hosts[each.way.target]}" for each in samples], _NAMED_MAX)
+    ends = joined([f"{hosts[sample.way.source]} to {hosts[sample.way.target]}" for sample in samples], _NAMED_MAX)
     return (
         f"while all hosts send at once, {len(samples)} of {measured} directions carry {rate_text(rate)}, "
         f"{alone / rate:.1f} times less than alone ({rate_text(alone)}), with round trips of {time_text(full)}: {ends}"

@@ -97,7 +97,7 @@ class FlowMeasurement:
                 ready = wait_for([self.ports[index] for index in waiting], end - time.monotonic())
                 if not ready:
                     break
-                for index in [each for each in waiting if self.ports[each] in ready]:
+                for index in [index for index in waiting if self.ports[index] in ready]:
                     router = self.ports[index].next_error()
                     arrival = self.ports[index].receive()
                     if router is not None:
@@ -116,8 +116,8 @@ class FlowMeasurement:
         for number in range(count if self.rtt_s > _FAR_S else 2 * count):
             first = self._pings + 1
             self._pings += count
-            for each in range(count):
-                index = (number + each) % count
+            for step in range(count):
+                index = (number + step) % count
                 self.ports[index].ping(self.to, first + index, size=_SMALLEST)
             for index, rtt_us in self._pongs(first):
                 found[index].append(rtt_us)
@@ -136,7 +136,7 @@ class FlowMeasurement:
             ready = wait_for([self.ports[index] for index in waiting], end - time.monotonic())
             if not ready:
                 return
-            for index in [each for each in waiting if self.ports[each] in ready]:
+            for index in [index for index in waiting if self.ports[index] in ready]:
                 arrival, read_ns = self.ports[index].receive(), time.time_ns()
                 if arrival is not None and arrival.kind == PONG and arrival.number == first + index:
                     waiting.discard(index)

@@ -116,7 +116,7 @@ class Meeting:
             described = self._get(f"host/{rank}", JOIN_S)
             if error := described.get("error"):
                 raise MeetingError(f"{name}: {error}")
-            hosts.append(Host(name, rank, [each[0] for each in said].count(identity), **described))
+            hosts.append(Host(name, rank, [told[0] for told in said].count(identity), **described))
         self._numbers = {host.rank: number for number, host in enumerate(hosts)}
         return hosts
 
@@ -209,7 +209,7 @@ class Meeting:
                 port = self._ports[about["port"]]
                 flow_ports: Sequence[Port] = ()
                 if CROSSED in about["phases"]:
-                    self._wait_for_all(number, [each for each in tasks if len(each["paths"]) > number], seconds)
+                    self._wait_for_all(number, [other for other in tasks if len(other["paths"]) > number], seconds)
                     own = self._more_ports(about["port"], 1)
                     if not own:
                         continue

@@ -82,7 +82,7 @@ def grow_buffers(sock: socket.socket) -> tuple[int, int]:
             sock.setsockopt(socket.SOL_SOCKET, force, BUFFER_BYTES)  # without CAP_NET_ADMIN it is refused
         except OSError:
             sock.setsockopt(socket.SOL_SOCKET, plain, BUFFER_BYTES)
-    receive, send = (sock.getsockopt(socket.SOL_SOCKET, each) // 2 for each in (socket.SO_RCVBUF, socket.SO_SNDBUF))
+    receive, send = (sock.getsockopt(socket.SOL_SOCKET, option) // 2 for option in (socket.SO_RCVBUF, socket.SO_SNDBUF))
     return receive, send  # the kernel doubles the sizes, for its own bookkeeping
 
 
@@ -187,8 +187,8 @@ class Port:
             if now_ns >= end_ns:
                 break
             count = min(at_once, first + most - number)
-            for each in range(count):
-                HEADER.pack_into(packets, each * size, self._cookie, DATA, run, number + each, now_ns)
+            for at in range(count):
+                HEADER.pack_into(packets, at * size, self._cookie, DATA, run, number + at, now_ns)
             try:
                 self._send_segments(memoryview(packets)[: count * size], size, to)
                 number += count

@@ -46,8 +46,8 @@ class Plan:
     def first_pass(self) -> list[list[Task]]:
         """Rounds of tasks: every pair in one direction, and then in the other."""
         found = []
-        for each in rounds(pairs(len(self.hosts), self.partners), len(self.hosts)):
-            for ends in (each, [(other, one) for one, other in each]):
+        for meetings in rounds(pairs(len(self.hosts), self.partners), len(self.hosts)):
+            for ends in (meetings, [(other, one) for one, other in meetings]):
                 tasks = [self._task(one, other) for one, other in ends]
                 found.append([task for task in tasks if task["paths"]])
         return [tasks for tasks in found if tasks]
@@ -73,14 +73,14 @@ class Plan:
         if len(alone) > _ALONE_MAX:
             alone = []
         found = [[tasks.pop(ends)] for ends in alone]
-        return found + [[tasks[ends] for ends in each] for each in rounds(tasks, len(self.hosts))]
+        return found + [[tasks[ends] for ends in meetings] for meetings in rounds(tasks, len(self.hosts))]
 
     def crossed(self, samples: Sequence[Sample] | None = None) -> list[list[Task]]:
         """Rounds in which every host sends at once: to its neighbour, and to the host half of all hosts away.
 
         Only paths of `samples` that answered take part; None: all of the first pass.
         """
-        reached = None if samples is None else {each.way: each for each in samples if each.is_reached}
+        reached = None if samples is None else {sample.way: sample for sample in samples if sample.is_reached}
         measured = pairs(len(self.hosts), self.partners)
         found = []
         for distance in dict.fromkeys((1, len(self.hosts) // 2)):

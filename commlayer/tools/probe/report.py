@@ -88,7 +88,7 @@ def _cell(sample: Sample | None, most: float, unit: float, many: bool, ascii_onl
     if not sample.is_reached:
         return Text("x" if many else f" {'-':>7}", style="bold red")
     share = sample.rate_bps / most if most else 0.0
-    shade = next(each for each in _SHADES if share >= each[0])
+    shade = next(row for row in _SHADES if share >= row[0])
     if many:
         return Text(shade[2] if ascii_only else shade[1], style=shade[3])
     number = f"{sample.rate_bps / unit:.3g}{'+' * sample.is_own_limit}"

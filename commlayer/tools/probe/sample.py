@@ -129,7 +129,7 @@ class Sample:
     def from_table(cls, table: dict[str, Any]) -> Sample:
         """Inverse of `table`."""
         way = Way(*(table[name] for name in Way._fields))
-        names = [each.name for each in dataclasses.fields(cls) if each.name != "way"]
+        names = [entry.name for entry in dataclasses.fields(cls) if entry.name != "way"]
         values = {name: table[name] for name in names}
         values["flows"] = [Flow(**flow) for flow in table["flows"]]
         values["crossed"] = Crossed(**table["crossed"]) if table["crossed"] else None

@@ -82,9 +82,9 @@ def _candidates(tested: dict[Way, str]) -> Iterator[tuple[Subject, set[Way]]]:
             (way.source, way.source_nic, "sending"),
             (way.target, way.target_nic, "receiving"),
         ):
-            for each in (None, nic):
-                put(Subject("host", "both", host, each), way)
-                put(Subject("host", "sending" if direction == "sending" else "receiving", host, each), way)
+            for port in (None, nic):
+                put(Subject("host", "both", host, port), way)
+                put(Subject("host", "sending" if direction == "sending" else "receiving", host, port), way)
         between = Way(way.source, "", way.target, "")
         put(Subject("pair", "sending", way=between), way)
         put(Subject("pair", "both", way=min(between, between.back)), way)

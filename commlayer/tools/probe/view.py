@@ -67,12 +67,12 @@ def busy_hosts(view: View) -> dict[int, float]:
     """The hosts whose CPUs were too busy to judge their paths, and the share of its time for which the probe waited:
     those that waited in half of their paths or more, and those that would be blamed for something else."""
     measured: dict[int, list[float]] = {}
-    for each in view.reached:
-        shares = starving(each)
-        for host in (each.way.source, each.way.target):
+    for sample in view.reached:
+        shares = starving(sample)
+        for host in (sample.way.source, sample.way.target):
             measured.setdefault(host, []).append(shares.get(host, 0.0))
     found = {host: share for host, shares in measured.items() if (share := statistics.median_high(shares)) > 0}
-    by_way = {each.way: each for each in view.reached}
+    by_way = {sample.way: sample for sample in view.reached}
     for kind, ways in _suspects(view, is_loose=False).items():
         for way in ways:
             for host, share in starving(by_way[way], kind).items() if way in by_way else ():
@@ -84,7 +84,7 @@ def suspects(view: View, *, is_loose: bool = False) -> dict[str, set[Way]]:
     """The bad paths by kind of defect; with `is_loose`, all that are worth a second look, otherwise without those whose
     figures are a busy CPU's."""
     found = _suspects(view, is_loose=is_loose)
-    by_way = {each.way: each for each in view.samples}
+    by_way = {sample.way: sample for sample in view.samples}
     if is_loose:
         return found
     return {kind: {way for way in ways if not starving(by_way[way], kind)} for kind, ways in found.items()}
@@ -117,8 +117,8 @@ def _suspects(view: View, *, is_loose: bool) -> dict[str, set[Way]]:
         "links": lambda each: bool(links.lossy(each.flows, is_loose=is_loose)),
         "crossed": lambda each: _is_shared(each, ratio),
     }
-    found = {kind: {each.way for each in reached if test(each)} for kind, test in tests.items()}
-    return {"unreachable": {each.way for each in view.samples if not each.is_reached}, **found}
+    found = {kind: {sample.way for sample in reached if test(sample)} for kind, test in tests.items()}
+    return {"unreachable": {sample.way for sample in view.samples if not sample.is_reached}, **found}
 
 
 def _is_shared(sample: Sample, ratio: float) -> bool:
@@ -134,18 +134,18 @@ def _is_changed(arrivals: dict[str, int | None]) -> bool:
 def usual_rates(samples: Sequence[Sample]) -> dict[str, float]:
     """The rate of the median host by network. A host's rate is that of its best path: one slow peer does not count."""
     best: dict[str, dict[int, float]] = {}
-    for each in samples:
-        hosts = best.setdefault(each.network, {})
-        for host in (each.way.source, each.way.target):
-            hosts[host] = max(hosts.get(host, 0.0), each.rate_bps)
+    for sample in samples:
+        hosts = best.setdefault(sample.network, {})
+        for host in (sample.way.source, sample.way.target):
+            hosts[host] = max(hosts.get(host, 0.0), sample.rate_bps)
     return {network: statistics.median_high(hosts.values()) for network, hosts in best.items()}
 
 
 def usual_rtts(samples: Sequence[Sample]) -> dict[str, float]:
     """The round trip of the median host by network, each host with its nearest peer."""
     best: dict[str, dict[int, float]] = {}
-    for each in samples:
-        hosts = best.setdefault(each.network, {})
-        for host in (each.way.source, each.way.target) if each.rtt_us else ():
-            hosts[host] = min(hosts.get(host, math.inf), each.rtt_us[0])
+    for sample in samples:
+        hosts = best.setdefault(sample.network, {})
+        for host in (sample.way.source, sample.way.target) if sample.rtt_us else ():
+            hosts[host] = min(hosts.get(host, math.inf), sample.rtt_us[0])
     return {network: statistics.median_low(hosts.values()) for network, hosts in best.items()}

@@ -34,12 +34,12 @@ class Scalars:
         if job["step"] is None:
             return
         values = {f"job/{name}": job[name] for name in JOB}
-        for each in found["ranks"]:
-            if each["state"] == "live" and each["rank"] < RANKS_MAX:
-                rank = f"rank {each['rank']:02}"
-                values[f"exposed_step_s/{rank}"] = each["exposed_step_s"]
-                values[f"sent_bytes_s/{rank}"] = each["sent_bytes_s"]
-                values[f"loss/{rank}"] = each["lost"] / max(each["packets"], 1)
+        for row in found["ranks"]:
+            if row["state"] == "live" and row["rank"] < RANKS_MAX:
+                rank = f"rank {row['rank']:02}"
+                values[f"exposed_step_s/{rank}"] = row["exposed_step_s"]
+                values[f"sent_bytes_s/{rank}"] = row["sent_bytes_s"]
+                values[f"loss/{rank}"] = row["lost"] / max(row["packets"], 1)
         for name, value in values.items():
             if value is not None:
                 self._writer.add_scalar(name, value, job["step"], walltime=job["time"])

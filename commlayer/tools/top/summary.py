@@ -42,7 +42,7 @@ def summarize(view: dict[str, Any]) -> dict[str, Any]:
             "unheard": sorted(set(range(world)) - heard),
             "silent": [rank["rank"] for rank in ranks if rank["state"] == "silent"],
             "ended": sorted(ended),
-            "paused": sorted({name for each in live for name in each["paused"]}),
+            "paused": sorted({name for row in live for name in row["paused"]}),
             **_sums(live),
             "slowest": slowest(live),
             "dead_paths": dead_paths(live),
@@ -53,28 +53,28 @@ def summarize(view: dict[str, Any]) -> dict[str, Any]:
 
 def _sums(live: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Sums and medians over ranks that send samples."""
-    steps = [each["step_s"] for each in live if each["step_s"]]
-    late = [each["late_step_s"] for each in live if each["late_step_s"] is not None]
-    exposed = [each["exposed_step_s"] for each in live if each["exposed_step_s"] is not None]
-    sent, lost = sum(each["packets"] for each in live), sum(each["lost"] for each in live)
-    hooks = [hook for each in live for hook in each["hooks"]]
+    steps = [row["step_s"] for row in live if row["step_s"]]
+    late = [row["late_step_s"] for row in live if row["late_step_s"] is not None]
+    exposed = [row["exposed_step_s"] for row in live if row["exposed_step_s"] is not None]
+    sent, lost = sum(row["packets"] for row in live), sum(row["lost"] for row in live)
+    hooks = [hook for row in live for hook in row["hooks"]]
     return {
-        "step": max((each["step"] for each in live if each["step"] is not None), default=None),
+        "step": max((row["step"] for row in live if row["step"] is not None), default=None),
         "step_s": statistics.median(steps) if steps else None,
         "exposed_step_s": statistics.median(exposed) if exposed else None,
         "late_step_s": statistics.median(late) if late else None,
         "exposed_share": statistics.median(map(exposed_share, live)) if live else 0.0,
         "late_share": statistics.median(map(late_share, live)) if live else 0.0,
-        "sent_bytes_s": sum(each["sent_bytes_s"] for each in live),
-        "received_bytes_s": sum(each["received_bytes_s"] for each in live),
-        "shared_bytes_s": sum(each["shared_bytes_s"] for each in live),
+        "sent_bytes_s": sum(row["sent_bytes_s"] for row in live),
+        "received_bytes_s": sum(row["received_bytes_s"] for row in live),
+        "shared_bytes_s": sum(row["shared_bytes_s"] for row in live),
         "packets": sent,
         "lost": lost,
         "loss": lost / sent if sent else 0.0,
-        "retransmitted": sum(each["retransmitted"] for each in live),
-        "forgiven_bytes": sum(each["forgiven_bytes"] for each in live),
+        "retransmitted": sum(row["retransmitted"] for row in live),
+        "forgiven_bytes": sum(row["forgiven_bytes"] for row in live),
         "uncounted_bytes": sum(hook["uncounted_bytes"] for hook in hooks),
-        "queue_us": max((each["queue_us"] for each in live), default=0),
+        "queue_us": max((row["queue_us"] for row in live), default=0),
         "policies": sorted({f"{hook['codec']}, loss bound {hook['loss_bound']:g}" for hook in hooks}),
     }
 
@@ -98,22 +98,22 @@ def slowest(live: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     """The rank that the others have waited for longest, less its own waiting: a rank that waits for the slowest one is
     late, too. With its host, the number of waiting ranks, and the mean share of their time; None if nobody waited."""
     waits: dict[int, list[float]] = {}
-    for each in live:
-        for peer, waited_us in each["lags"]:
-            waits.setdefault(peer, []).append(waited_us / 1e6 / max(each["lags_s"], 1e-9))
+    for row in live:
+        for peer, waited_us in row["lags"]:
+            waits.setdefault(peer, []).append(waited_us / 1e6 / max(row["lags_s"], 1e-9))
     if not waits:
         return None
-    own = {each["rank"]: sum(us for _, us in each["lags"]) / 1e6 / max(each["lags_s"], 1e-9) for each in live}
+    own = {row["rank"]: sum(us for _, us in row["lags"]) / 1e6 / max(row["lags_s"], 1e-9) for row in live}
     rank = max(waits, key=lambda peer: sum(waits[peer]) - own.get(peer, 0.0))
-    host = next((each["host"] for each in live if each["rank"] == rank), "")
+    host = next((row["host"] for row in live if row["rank"] == rank), "")
     return {"rank": rank, "host": host, "waiting": len(waits[rank]), "share": min(1.0, statistics.mean(waits[rank]))}
 
 
 def dead_paths(live: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The paths on which nothing arrives, of those that the samples name."""
     return [
-        {"rank": each["rank"], "peer": path["peer"], "interface": path["interface"], "remote": path["remote"]}
-        for each in live
-        for path in each["paths"]
+        {"rank": row["rank"], "peer": path["peer"], "interface": path["interface"], "remote": path["remote"]}
+        for row in live
+        for path in row["paths"]
         if path["dead"]
     ]

@@ -24,7 +24,7 @@ def lines(found: dict[str, Any], *, limit: int = 0, paths: bool = False) -> list
     room = limit - len(above) - 3 if limit else 0
     shown, left = _chosen(found, rows, room) if limit and sum(map(len, rows)) > room else (rows, 0)
     below = [f"and {left} more ranks: --rows 0 shows all, --json has all"] if left else []
-    return [each[:WIDTH] for each in [*above, "", HEAD, *(line for row in shown for line in row), *below]]
+    return [row_text[:WIDTH] for row_text in [*above, "", HEAD, *(line for row in shown for line in row), *below]]
 
 
 def _chosen(found: dict[str, Any], rows: Sequence[list[str]], room: int) -> tuple[list[list[str]], int]:
@@ -78,8 +78,8 @@ def head(job: dict[str, Any]) -> list[str]:
         found.append(f"paused: {', '.join(job['paused'])} (commlayer ctl resume)")
     dead = job["dead_paths"]
     found += [
-        f"dead path: rank {each['rank']} to rank {each['peer']}, {each['interface']} -> {each['remote']}"
-        for each in dead[:DEAD_SHOWN]
+        f"dead path: rank {path['rank']} to rank {path['peer']}, {path['interface']} -> {path['remote']}"
+        for path in dead[:DEAD_SHOWN]
     ]
     return [*found, f"and {len(dead) - DEAD_SHOWN} more dead paths"] if len(dead) > DEAD_SHOWN else found
 

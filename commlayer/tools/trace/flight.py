@@ -22,8 +22,9 @@ def read(path: Path, dump: Mapping[str, Any]) -> Record:
     groups = {name: ranks_of(config["ranks"]) for name, config in dump["pg_config"].items()}
     written_ns = int(dump["time_ns"])
     operations = [_operation(entry, rank, groups) for entry in dump["entries"]]
-    since_ns = min((each.submitted_ns for each in operations), default=0)  # steps and paths may reach further back
-    steps = [Step(int(each["number"]), int(each["ended_ns"])) for each in dump.get("steps", [])]
+    # Steps and paths may reach further back.
+    since_ns = min((operation.submitted_ns for operation in operations), default=0)
+    steps = [Step(int(entry["number"]), int(entry["ended_ns"])) for entry in dump.get("steps", [])]
     return Record(
         path=path,
         kind="flight",
@@ -33,7 +34,7 @@ def read(path: Path, dump: Mapping[str, Any]) -> Record:
         written_ns=written_ns,
         operations=operations,
         steps=[step for step in steps if step.ended_ns >= since_ns],
-        paths=[_reading(each) for each in dump.get("paths", []) if each["time_ns"] >= since_ns],
+        paths=[_reading(reading) for reading in dump.get("paths", []) if reading["time_ns"] >= since_ns],
     )
 
 

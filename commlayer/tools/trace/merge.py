@@ -43,13 +43,13 @@ def merged(records: Sequence[Record], alignments: Sequence[Alignment]) -> tuple[
     base_ns = min((_first_ns(record) + offsets[id(record)] for record in records), default=0)
     for place, rank in enumerate(sorted(by_rank)):
         own = by_rank[rank]
-        shifts = {id(each): offsets[id(each)] - base_ns for each in own}
+        shifts = {id(record): offsets[id(record)] - base_ns for record in own}
         name = f"rank {rank}" + (f" ({host})" if (host := host_of(own)) else "")
         labels = clock_label(alignments[records.index(own[0])])
         process = tracks.process(name, 100 * place, labels)
         drawn = _slices(own, shifts, tracks, process)
         slices += drawn
-        events += itertools.chain.from_iterable(_draw(each) for each in drawn)
+        events += itertools.chain.from_iterable(_draw(record) for record in drawn)
         events += _counter(process, drawn)
         for record in own:
             where = shifts[id(record)], tracks, process
@@ -76,7 +76,7 @@ def clock_label(alignment: Alignment) -> str:
 
 def _first_ns(record: Record) -> int:
     """The time of the earliest event of a file."""
-    times = [each.submitted_ns for each in record.operations]
+    times = [operation.submitted_ns for operation in record.operations]
     times += [step.ended_ns for step in record.steps] + [path.time_ns for path in record.paths]
     times += [nanoseconds(event["ts"], record.base_ns) for event in record.events if has_time(event)]
     return min(times, default=record.written_ns)
@@ -89,14 +89,14 @@ def _slices(records: Sequence[Record], shifts: Mapping[int, int], tracks: Tracks
     rows: dict[tuple[str, int], list[tuple[int, int, Slice]]] = defaultdict(list)
     for record in records:  # sorted by kind: the flight record comes first
         shift = shifts[id(record)]
-        new = [each for each in record.operations if each.key not in seen]
-        seen |= {each.key for each in new}
-        for each in new:
-            start = each.submitted_ns + shift
-            end = max(start, (each.ended_ns or record.written_ns) + shift)
-            began = None if each.began_ns is None else min(each.began_ns + shift, end)
-            track = ("messages", MESSAGES_PLACE) if each.is_message else (group_name(each), 0)
-            rows[track].append((start, end, Slice(each, process, 0, start, began, end)))
+        new = [operation for operation in record.operations if operation.key not in seen]
+        seen |= {operation.key for operation in new}
+        for operation in new:
+            start = operation.submitted_ns + shift
+            end = max(start, (operation.ended_ns or record.written_ns) + shift)
+            began = None if operation.began_ns is None else min(operation.began_ns + shift, end)
+            track = ("messages", MESSAGES_PLACE) if operation.is_message else (group_name(operation), 0)
+            rows[track].append((start, end, Slice(operation, process, 0, start, began, end)))
     drawn = []
     for place, ((name, base), spans) in enumerate(rows.items()):
         for number, row in enumerate(lanes(spans)):
@@ -127,9 +127,9 @@ def _arguments(operation: Operation) -> dict[str, Any]:
 def _counter(process: int, drawn: Sequence[Slice]) -> Iterator[Event]:
     """The bytes of the operations between submission and end."""
     changes: dict[int, int] = defaultdict(int)
-    for each in drawn:
-        changes[each.start] += each.operation.nbytes
-        changes[each.end] -= each.operation.nbytes
+    for bar in drawn:
+        changes[bar.start] += bar.operation.nbytes
+        changes[bar.end] -= bar.operation.nbytes
     total = 0
     for time, change in sorted(changes.items()):
         total += change
@@ -178,14 +178,14 @@ def _arrows(slices: Sequence[Slice], ids: Iterator[int]) -> Iterator[Event]:
     """A chain of arrows through each collective, from the rank that submitted it first to the last one; an arrow for
     each message. Every arrow needs a number of its own from `ids`."""
     collectives: dict[Key, list[Slice]] = defaultdict(list)
-    for each in slices:
-        if not each.operation.is_message:
-            collectives[each.operation.key].append(each)
+    for bar in slices:
+        if not bar.operation.is_message:
+            collectives[bar.operation.key].append(bar)
     for own in collectives.values():
-        if len({each.process for each in own}) == len(own) > 1:  # else a later group has the same name
-            own.sort(key=lambda each: each.start)
-            yield from _arrow("collective", [(each, each.start) for each in own], next(ids))
-    messages = {id(each.operation): each for each in slices if each.operation.is_message}
+        if len({bar.process for bar in own}) == len(own) > 1:  # else a later group has the same name
+            own.sort(key=lambda bar: bar.start)
+            yield from _arrow("collective", [(bar, bar.start) for bar in own], next(ids))
+    messages = {id(bar.operation): bar for bar in slices if bar.operation.is_message}
     for sent, received in message_pairs([message.operation for message in messages.values()]):
         source, target = messages[id(sent)], messages[id(received)]
         time = max(source.start, target.start)

@@ -41,8 +41,8 @@ def bounds(records: Sequence[Record]) -> Matrix:
         _same_call(found, members)
         if not members[0][1].is_message:
             _collective(found, members)
-    clocks = {id(each): number for number, record in enumerate(records) for each in record.operations}
-    for sent, received in message_pairs(each for record in records for each in record.operations):
+    clocks = {id(operation): number for number, record in enumerate(records) for operation in record.operations}
+    for sent, received in message_pairs(operation for record in records for operation in record.operations):
         _bound(found, [(clocks[id(received)], received)], [(clocks[id(sent)], sent)])
     return found
 
@@ -51,7 +51,7 @@ def shared(records: Sequence[Record]) -> dict[Key, list[Member]]:
     """The operations in several files by name. A message has the files of one rank."""
     found: dict[Key, list[Member]] = defaultdict(list)
     for number, record in enumerate(records):
-        for key, each in unique([(each.key, each) for each in record.operations]):
+        for key, each in unique([(operation.key, operation) for operation in record.operations]):
             found[key].append((number, each))
     return {key: members for key, members in found.items() if len(members) > 1}
 
@@ -66,12 +66,14 @@ def message_pairs(operations: Iterable[Operation]) -> list[tuple[Operation, Oper
     """Pairs of a send and its receive. Those that a receive from any rank could have taken are left out."""
     sides: dict[str, list[tuple[Pair, Operation]]] = {"send": [], "receive": []}
     wild = set()
-    for each in operations:
-        if each.is_message and each.peer is None:
-            wild.add((each.group, each.ranks, each.rank, each.tag))
-        elif each.is_message and each.ordinal is not None:
-            ends = (each.rank, each.peer) if each.name == "send" else (each.peer, each.rank)
-            sides[each.name].append(((each.group, each.ranks, *ends, each.tag, each.ordinal), each))
+    for operation in operations:
+        if operation.is_message and operation.peer is None:
+            wild.add((operation.group, operation.ranks, operation.rank, operation.tag))
+        elif operation.is_message and operation.ordinal is not None:
+            ends = (operation.rank, operation.peer) if operation.name == "send" else (operation.peer, operation.rank)
+            sides[operation.name].append(
+                ((operation.group, operation.ranks, *ends, operation.tag, operation.ordinal), operation)
+            )
     received = dict(unique(sides["receive"]))
     pairs = [(sent, received[key]) for key, sent in unique(sides["send"]) if key in received]
     return [(sent, each) for sent, each in pairs if (each.group, each.ranks, each.rank, each.tag) not in wild]

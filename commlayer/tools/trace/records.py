@@ -118,7 +118,7 @@ def _files(paths: Sequence[Path]) -> Iterator[tuple[Path, bool]]:
     """The files, with those in folders, and whether the caller named them."""
     for path in paths:
         if path.is_dir():
-            yield from ((each, False) for each in sorted(path.iterdir()) if each.is_file() and each.name[0] != ".")
+            yield from ((file, False) for file in sorted(path.iterdir()) if file.is_file() and file.name[0] != ".")
         else:
             yield path, True
 

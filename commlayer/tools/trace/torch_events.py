@@ -25,7 +25,7 @@ def moved(
     `shift_ns`: from this file's clock to the trace's time. Numbers of processes, threads and arrows are new ones: the
     files of several ranks have the same ones.
     """
-    events = [each for each in record.events if has_time(each)]
+    events = [kept for kept in record.events if has_time(kept)]
     names = _names(record)
     processes = dict.fromkeys(_cpu_processes(events), process)
     threads: dict[tuple[Any, Any], int] = {}

@@ -99,7 +99,7 @@ class Report:
             "gain": found.gain if found else 0.0,
             "gain_interval": list(found.gain_interval) if found else [0.0, 0.0],
             "arms": len(self.space.arms()) if self.space else 0,
-            "tried": [_row(each) for each in found.tried] if found else [],
+            "tried": [_row(tried) for tried in found.tried] if found else [],
             "seconds": self.seconds,
         }
 
@@ -152,7 +152,7 @@ def run(
     alone = Arm(replaces_gloo=space.replaces_gloo)
     if profile.split.engine is not None and not alone.is_default:
         known[alone] = profile.split.engine.step  # it comes last: little is lost when it is pruned
-        chosen = [*(each for each in chosen if each[0] != alone), (alone, model.seconds(alone))]
+        chosen = [*(pair for pair in chosen if pair[0] != alone), (alone, model.seconds(alone))]
     note(_plan(arms, chosen, model, known))
     begin(len(chosen))
     outcome = search(chosen, lambda arm, steps: trial(options, arm, steps), options.steps, known=known, tell=advance)
@@ -180,7 +180,7 @@ def _space(options: Options, profile: headroom.Report, model: Model) -> tuple[Sp
         idle.append("overlap, buckets and codecs need a DistributedDataParallel without a communication hook")
     elif not has_network and {"compressed", "lossy"}.intersection(options.allowed):
         idle.append("codecs and loss bounds change packets, and the ranks of one host share memory")
-    return space, "".join(f"not tried: {each}" for each in idle)
+    return space, "".join(f"not tried: {reason}" for reason in idle)
 
 
 def _plan(

@@ -206,7 +206,7 @@ def _one_step_decides(default: Tried, other: Tried) -> bool:
     if default.timing is None or other.timing is None:
         return False
     is_better = _gain_interval(default, other)[0] > 0
-    one, two = (tuple(sorted(each.timing.steps_s)) for each in (default, other) if each.timing is not None)
+    one, two = (tuple(sorted(tried.timing.steps_s)) for tried in (default, other) if tried.timing is not None)
     without = [(one[1:], two), (one[:-1], two), (one, two[1:]), (one, two[:-1])]
     return any((share_interval(Timing(first), Timing(second))[0] > 0) != is_better for first, second in without)
 
@@ -219,7 +219,7 @@ def changes(arm: Arm) -> tuple[float, ...]:
 
 def prediction_error(tried: Sequence[Tried]) -> float | None:
     """The largest error of the predictions that a trial has tested, as a share of the measured step; None: none has."""
-    return max((each.prediction_error for each in tried if each.prediction_error is not None), key=abs, default=None)
+    return max((trial.prediction_error for trial in tried if trial.prediction_error is not None), key=abs, default=None)
 
 
 def candidates(predicted: Sequence[tuple[Arm, float]], count: int) -> list[tuple[Arm, float]]:
@@ -233,12 +233,12 @@ def candidates(predicted: Sequence[tuple[Arm, float]], count: int) -> list[tuple
     seconds = dict(others)
     ordered = sorted((other for other in others if not _is_idle(other[0], seconds)), key=_rank)
     best: dict[tuple[object, ...], tuple[Arm, float]] = {}
-    for each in ordered:
-        best.setdefault(family(each[0]), each)
+    for candidate in ordered:
+        best.setdefault(family(candidate[0]), candidate)
     heads = list(best.values())
     share = max(1, count - count // 3)
     chosen = heads[:share]
-    rest = [each for each in ordered if each not in chosen]
+    rest = [arm for arm in ordered if arm not in chosen]
     chosen += sorted(rest, key=lambda each: (family(each[0]) != family(heads[0][0]), _rank(each)))[
         : count - len(chosen)
     ]

@@ -145,11 +145,11 @@ def show(report: Report, file: Path, out: Console) -> None:
         table.add_column("settings", overflow="fold")
         for column in ("predicted", "error", "measured", "steps"):
             table.add_column(column, justify="right")
-        for each in report.outcome.tried:
-            measured = ("failed", "0") if each.timing is None else _figures(each)
-            style = "bold" if each is report.outcome.chosen else None
-            error = "" if each.prediction_error is None else f"{each.prediction_error:+.0%}"
-            table.add_row(str(each.arm), seconds(each.predicted_s), error, *measured, style=style)
+        for tried in report.outcome.tried:
+            measured = ("failed", "0") if tried.timing is None else _figures(tried)
+            style = "bold" if tried is report.outcome.chosen else None
+            error = "" if tried.prediction_error is None else f"{tried.prediction_error:+.0%}"
+            table.add_row(str(tried.arm), seconds(tried.predicted_s), error, *measured, style=style)
         out.print(table)
         out.print()
     out.print(report.summary)

@@ -24,7 +24,7 @@ else:
 
 VERSION = 1
 """The version of the JSON's form."""
-_MODEL = {each.name: each.default is dataclasses.MISSING for each in dataclasses.fields(Transformer)}
+_MODEL = {field.name: field.default is dataclasses.MISSING for field in dataclasses.fields(Transformer)}
 _LINK = {"rate": True, "latency_us": False}
 _HOST = {"count": False, "ranks": False, "speed_tflops": True, "memory_gib": True}
 
@@ -109,10 +109,10 @@ def table(found: Parallelisms) -> dict[str, Any]:
         "version": VERSION,
         "tried": found.tried,
         "best": _row(found.best),
-        "frontier": [_row(each) for each in found.frontier],
+        "frontier": [_row(prediction) for prediction in found.frontier],
         "families": [
-            {"name": each.name, "reason": each.reason, "best": None if each.best is None else _row(each.best)}
-            for each in found.families
+            {"name": family.name, "reason": family.reason, "best": None if family.best is None else _row(family.best)}
+            for family in found.families
         ],
     }
 
@@ -137,10 +137,15 @@ def show(found: Parallelisms, out: Console) -> None:
     for column in ("step", "memory", "received", "messages"):
         rows.add_column(column, justify="right", no_wrap=True)
     rows.add_column("layout: all that nothing else beats in step and memory", overflow="fold")
-    for each in found.frontier:
-        figures = (seconds(each.step_s), _size(each.memory_bytes), _size(each.received_bytes), str(each.messages))
-        style = "bold" if each is found.best else None
-        rows.add_row(*figures, f"{each.layout.family}: {each.layout}", style=style)
+    for prediction in found.frontier:
+        figures = (
+            seconds(prediction.step_s),
+            _size(prediction.memory_bytes),
+            _size(prediction.received_bytes),
+            str(prediction.messages),
+        )
+        style = "bold" if prediction is found.best else None
+        rows.add_row(*figures, f"{prediction.layout.family}: {prediction.layout}", style=style)
     out.print(rows)
     out.print(f"\nBytes and messages are those of a rank and a step. {found.tried} layouts were compared:\n")
     for family in found.families:

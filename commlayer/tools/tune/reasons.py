@@ -51,7 +51,7 @@ def summary(outcome: Outcome) -> str:
     """The result in one sentence."""
     default, chosen = outcome.default.timing, outcome.chosen.timing
     if default is None or chosen is None or outcome.chosen is outcome.default:
-        best = min((each for each in outcome.tried[1:] if each.timing), key=_median_s, default=None)
+        best = min((tried for tried in outcome.tried[1:] if tried.timing), key=_median_s, default=None)
         if best is None or default is None:
             return "The job stays as it is: no other setting ran."
         return (
@@ -96,4 +96,6 @@ def told_error(error: float) -> str:
 
 
 def _measured(outcome: Outcome, arm: Arm) -> float | None:
-    return next((each.timing.median_s for each in outcome.tried if each.arm == arm and each.timing is not None), None)
+    return next(
+        (tried.timing.median_s for tried in outcome.tried if tried.arm == arm and tried.timing is not None), None
+    )
