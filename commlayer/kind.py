@@ -85,7 +85,7 @@ def _range(value: object, least: int, most: int) -> tuple[int, ...] | None:
     """The first and the last of a range within these limits; empty: there is none."""
     if not isinstance(value, (tuple, list)):
         return None
-    ends = tuple(whole(each, -1) for each in value)
+    ends = tuple(whole(end, -1) for end in value)
     return ends if not ends or (len(ends) == 2 and least <= ends[0] <= ends[1] <= most) else None
 
 
@@ -112,7 +112,7 @@ PORT_RANGE = Kind(
     "first-last, 1024 to 65535",
     "use a range of UDP ports between 1024 and 65535, as 20000-20100",
     lambda value: _range(value, 1024, 65535),
-    lambda text: [int(each) if each.isdecimal() else each for each in text.split("-")] if len(text) < 12 else text,
+    lambda text: [int(word) if word.isdecimal() else word for word in text.split("-")] if len(text) < 12 else text,
 )
 ADDRESS = Kind(
     "[host:]port, 1024 to 65535",

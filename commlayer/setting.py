@@ -125,5 +125,5 @@ def made(settings: Any, found: Mapping[str, Found]) -> Any:
         in_file = [name for name, each in found.items() if each.source == "file"]
         if not in_file:
             raise
-        path = next(each.where for each in found.values() if each.source == "file")
+        path = next(setting.where for setting in found.values() if setting.source == "file")
         raise ConfigError(f"{path}: {error} (the file sets {', '.join(in_file)})") from None

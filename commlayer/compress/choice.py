@@ -141,7 +141,7 @@ class Choice:
     ) -> None:
         self.candidates = [candidate for candidate in candidates if allow_state or not candidate.keeps_errors]
         forbidden = [candidate for candidate in candidates if candidate not in self.candidates]
-        self.unavailable = {each.codec: "needs Policy(allow_state=True)" for each in forbidden}
+        self.unavailable = {entry.codec: "needs Policy(allow_state=True)" for entry in forbidden}
         self.unavailable |= unavailable or {}
         self._by_name = {candidate.codec: candidate for candidate in candidates}
         self._share = share
@@ -206,13 +206,13 @@ class Choice:
 
     def _end_step(self, length_s: float) -> None:
         contents = [self._noted[index] for index in sorted(self._noted)]
-        values = [each.values for each in contents]
+        values = [content.values for content in contents]
         complete = sorted(self._buckets) == list(range(len(values)))
         if values != self._values or not complete:
             self._values, self._steps, self.codecs, self._trial = values, [], [], []
         else:
             used = [self.codec(i) for i in range(len(values))]
-            coding_s = sum(self._load(*each).coding_s for each in zip(used, contents, strict=True))
+            coding_s = sum(self._load(*load).coding_s for load in zip(used, contents, strict=True))
             buckets = [self._buckets[i] for i in range(len(values))]
             busy_s = _busy_s(buckets)
             self._steps.append((length_s, buckets, max(busy_s - coding_s, busy_s / 2)))
@@ -225,7 +225,7 @@ class Choice:
         return Load(bytes_ * self._share, coding_s, late_bytes * self._share, late_coding_s)
 
     def _bytes(self, codecs: Sequence[str]) -> float:
-        loads = [self._load(*each) for each in zip(codecs, self._contents, strict=True)]
+        loads = [self._load(*pair) for pair in zip(codecs, self._contents, strict=True)]
         return sum(load.sent_bytes for load in loads)
 
     def _decide(self, step: int, agree: Agree) -> None:
@@ -264,7 +264,7 @@ class Choice:
             codecs, why = _mildest(model, allowed)
         cost = model.cost(current)
         if codecs != current and model.cost(codecs) > (1 - WORTH) * cost:
-            options = [codecs, *([each.codec] * count for each in allowed)]
+            options = [codecs, *([entry.codec] * count for entry in allowed)]
             milder = (
                 option
                 for option in options
@@ -321,7 +321,7 @@ class Choice:
         most_bytes = sent_bytes * (1 + TRIAL_SHARE * self._unspent_s / (TRIAL * busy_s * self._patience))
         found: list[str] = []
         found_bytes = DISTINCT * sent_bytes
-        for codec in (each.codec for each in allowed):
+        for codec in (entry.codec for entry in allowed):
             longer, bytes_ = list(current), sent_bytes
             for i, load in enumerate(loads):
                 if rank[codec] < rank[current[i]]:
@@ -330,7 +330,7 @@ class Choice:
                 if found_bytes <= bytes_ <= most_bytes:
                     found, found_bytes = list(longer), bytes_
         if not found and self._unspent_s >= self._patience * PERIOD * self._steady_length_s:
-            shorter = [self._start if rank[each] < rank[self._start] else each for each in current]
+            shorter = [self._start if rank[codec] < rank[self._start] else codec for codec in current]
             found = shorter if DISTINCT * self._bytes(shorter) <= sent_bytes else []
         if found:
             self._unspent_s = 0.0

@@ -153,7 +153,7 @@ class Feedback:
         """Forgets the residual that `add_to` has added, once the step is known to count; `keep` comes after it."""
         for parameter, spent in added.stretches.items():
             gone = set(map(id, spent))
-            left = [each for each in self._kept.pop(parameter) if id(each) not in gone]
+            left = [residual for residual in self._kept.pop(parameter) if id(residual) not in gone]
             if left:
                 self._kept[parameter] = left
 

@@ -60,4 +60,4 @@ class LossScale:
                 "residuals follow the scale of the job's GradScaler; where this model's loss is not scaled, set "
                 "HookState.loss_scale = 1.0"
             )
-        self._scalers = [weakref.ref(each) for each in found]
+        self._scalers = [weakref.ref(scaler) for scaler in found]

@@ -119,10 +119,10 @@ class PowerSgd:
                 waiting[i] = error
             elif error is not None:
                 inputs[i].add_(error, alpha=loss_scale)
-        for each in numbers:
-            if each not in self._right:
-                self._right[each] = self._first_right(each, shape[1])
-        right = torch.stack([self._right[each] for each in numbers])
+        for parameter in numbers:
+            if parameter not in self._right:
+                self._right[parameter] = self._first_right(parameter, shape[1])
+        right = torch.stack([self._right[parameter] for parameter in numbers])
         return _Stack(numbers, gradients, inputs, waiting, right, torch.bmm(right * _UNIT, inputs.mT))
 
     def _first_right(self, parameter: int, columns: int) -> Tensor:
@@ -148,8 +148,8 @@ class PowerSgd:
 
     def forget_errors(self, numbers: Sequence[int]) -> None:
         """Forgets errors that `add_errors` has added, once the step is known to count."""
-        for each in numbers:
-            del self._errors[each]
+        for parameter in numbers:
+            del self._errors[parameter]
 
     def state_dict(self) -> dict[str, Any]:
         """The errors and right factors by the parameters' numbers; to be called between steps.
@@ -248,7 +248,7 @@ class Compression:
         If a value is not finite, all gradients of the bucket become NaN, on all ranks alike: GradScaler skips the step.
         """
         if not (right.isfinite().all() and exact.isfinite().all()):
-            for gradient in (*self._exact, *(each for stack in self._stacks for each in stack.gradients)):
+            for gradient in (*self._exact, *(gradient for stack in self._stacks for gradient in stack.gradients)):
                 gradient.fill_(math.nan)
             return
         averages = exact.split([gradient.numel() for gradient in self._exact])
@@ -262,8 +262,8 @@ class Compression:
     def keep(self) -> None:
         """Keeps the errors and right factors for the next step; not those of a bucket that is not finite."""
         if self._is_finished:
-            for each in self._added:
-                del self._errors[each]
+            for number in self._added:
+                del self._errors[number]
             for stack in self._stacks:
                 for i, each in enumerate(stack.numbers):
                     self._errors[each] = stack.inputs[i]

@@ -132,12 +132,12 @@ class ByLayer(Tolerance):
                 f"ByLayer: {', '.join(map(repr, sorted(unused)))} is never used: earlier patterns match all its "
                 f"parameters; move it up"
             )
-        self._inner = list(dict.fromkeys(each for each in (*classes.values(), rest) if isinstance(each, Tolerance)))
+        self._inner = list(dict.fromkeys(bound for bound in (*classes.values(), rest) if isinstance(bound, Tolerance)))
 
     def begin(self, step: int, agree: Agree) -> None:
         """See `Tolerance.begin`."""
-        for each in self._inner:
-            each.begin(step, agree)
+        for tolerance in self._inner:
+            tolerance.begin(step, agree)
 
     def loss_bound(self, step: int, parameter: Tensor) -> float:
         """See `Tolerance.loss_bound`. Raises ConfigError for a parameter of another model."""
@@ -151,12 +151,12 @@ class ByLayer(Tolerance):
 
     def observe(self, step: int, bucket: int, gradients: Tensor) -> None:
         """See `Tolerance.observe`."""
-        for each in self._inner:
-            each.observe(step, bucket, gradients)
+        for tolerance in self._inner:
+            tolerance.observe(step, bucket, gradients)
 
     def state_dict(self) -> dict[str, Any]:
         """See `Tolerance.state_dict`."""
-        return {"inner": [each.state_dict() for each in self._inner]}
+        return {"inner": [tolerance.state_dict() for tolerance in self._inner]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See `Tolerance.load_state_dict`."""

@@ -101,9 +101,9 @@ class Cluster:
             if group[0] != rank:
                 continue
             counts: dict[int, int] = {}
-            for each in group:
-                counts[self.host_of[each]] = counts.get(self.host_of[each], 0) + 1
-            is_own = any(each in group for each in ranks)
+            for member in group:
+                counts[self.host_of[member]] = counts.get(self.host_of[member], 0) + 1
+            is_own = any(own in group for own in ranks)
             for host, count in counts.items():
                 if host in own_hosts:
                     alone = 1 if kind == "all_gather" else count  # an all-to-all has other bytes for each rank

@@ -108,10 +108,10 @@ class Layout:
     def exchanges(self, model: Transformer) -> Iterator[Exchange]:
         """The exchanges of one layer: those of both passes of one micro-batch, and those of a step."""
         tokens = self.batch * model.length
-        for each in self.mesh.exchanges(model, tokens, kept=self.kept):
-            yield from self._repeated(each)
-        for each in self._replicated(model):
-            yield from self._repeated(each)
+        for exchange in self.mesh.exchanges(model, tokens, kept=self.kept):
+            yield from self._repeated(exchange)
+        for exchange in self._replicated(model):
+            yield from self._repeated(exchange)
         if self.expert_ranks > 1:
             sent = model.top_k * tokens * model.width * model.value_bytes
             for _ in range(2):  # to the experts and back
@@ -157,7 +157,9 @@ class Layout:
 
         `steps_only`: only those that travel once a step, however many micro-batches it has.
         """
-        return sum(each.received_bytes for each in self.exchanges(model) if not steps_only or each.when == "step")
+        return sum(
+            exchange.received_bytes for exchange in self.exchanges(model) if not steps_only or exchange.when == "step"
+        )
 
     def live(self, stage: int, count: int) -> int:
         """Micro-batches of `count` whose activations a stage keeps at once: 1F1B's, with slices those of all, whose

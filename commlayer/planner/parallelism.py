@@ -111,7 +111,9 @@ def parallelism(
         reasons = "; ".join(f"{name}: {why}" for name, why in refused.items() if wanted is None or name in wanted)
         raise ConfigError(f"no layout divides the model among {len(cluster.ranks)} ranks: {reasons or 'none of these'}")
     found.sort(key=_order)
-    frontier = tuple(found[i] for i in unbeaten([(each.step_s, each.memory_bytes, 0.0) for each in found]))
+    frontier = tuple(
+        found[i] for i in unbeaten([(prediction.step_s, prediction.memory_bytes, 0.0) for prediction in found])
+    )
     return Parallelisms(found[0], frontier, tuple(_families(found, too_large, refused, wanted)), tried)
 
 
@@ -156,7 +158,7 @@ def _remembered(layout: Layout) -> Iterator[Layout]:
 
 
 def _divisors(number: int) -> list[int]:
-    return [each for each in range(1, number + 1) if number % each == 0]
+    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
 
 
 def _unshaped(model: Transformer, ranks: int) -> dict[str, str]:
@@ -166,7 +168,7 @@ def _unshaped(model: Transformer, ranks: int) -> dict[str, str]:
         return {}
     for form in _FORMS:
         try:
-            if form != "2.5-D" or not any(each.form == form and each.ranks == ranks for each in _meshes(ranks)):
+            if form != "2.5-D" or not any(mesh.form == form and mesh.ranks == ranks for mesh in _meshes(ranks)):
                 Mesh.of(form, ranks, 2 if form == "2.5-D" else 1)
         except ConfigError as error:
             found[f"{form} TP"] = str(error)
@@ -177,8 +179,8 @@ def _unshaped(model: Transformer, ranks: int) -> dict[str, str]:
 
 def _check_families(wanted: set[str] | None) -> None:
     known = {*FAMILIES, "one rank"}
-    for each in wanted or ():
-        unknown = [part for part in each.split(" x ") if part not in known]
+    for family in wanted or ():
+        unknown = [part for part in family.split(" x ") if part not in known]
         if unknown:
             raise ConfigError(f"families: {unknown[0]!r} is unknown; combine {', '.join(FAMILIES)} as 1-D TP x PP")
 
@@ -191,8 +193,8 @@ def _families(
     found: Sequence[Prediction], too_large: dict[str, TooLarge], refused: dict[str, str], wanted: set[str] | None
 ) -> Iterator[Family]:
     seen: dict[str, Prediction] = {}
-    for each in found:
-        seen.setdefault(each.layout.family, each)
+    for prediction in found:
+        seen.setdefault(prediction.layout.family, prediction)
     best = found[0]
     for name, each in seen.items():
         yield Family(name, each, _parts(best) if each is best else _reason(each, best))

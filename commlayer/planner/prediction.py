@@ -108,7 +108,7 @@ class _Model:
         self.memory = [cluster.ranks[rank].memory_bytes for rank in self.poorest]
         self.working = float(layout.working_bytes(model))
         live = [layout.live(stage, self.count) if self.are_stages else 1 for stage in range(len(self.groups))]
-        self.sizes = [float(layout.layer_bytes(model, each)) for each in live]
+        self.sizes = [float(layout.layer_bytes(model, stage)) for stage in live]
         """Memory of a layer of each owner."""
 
     def bytes(self, layers: Sequence[int]) -> list[float]:
@@ -134,10 +134,10 @@ class _Model:
     def moved(self, exchanges: Iterable[Exchange], ranks: tuple[int, ...]) -> tuple[float, float]:
         """Seconds of the bytes, and of the latency."""
         bytes_s = latency_s = 0.0
-        for each in exchanges:
-            load = self.cluster.load(each, ranks)
-            bytes_s += each.rounds * load.seconds(self.cluster.links, each.size_bytes)
-            latency_s += each.rounds * load.latency_s
+        for exchange in exchanges:
+            load = self.cluster.load(exchange, ranks)
+            bytes_s += exchange.rounds * load.seconds(self.cluster.links, exchange.size_bytes)
+            latency_s += exchange.rounds * load.latency_s
         return bytes_s, latency_s
 
     def times(self, ranks: tuple[int, ...]) -> _Times:
@@ -147,13 +147,13 @@ class _Model:
         tokens, cuts = layout.batch * model.length, layout.slices
         keys = model.length * (1 - 0.5 / cuts)  # that a token of the last slice sees
         exchanges = list(layout.exchanges(model))
-        with_each = [each for each in exchanges if each.when != "step"]
+        with_each = [exchange for exchange in exchanges if exchange.when != "step"]
         boundary = list(layout.boundary(model, layout.stage_of(ranks[0])))
-        own_s, own_latency_s = self.moved((each for each in with_each if not each.is_parameters), ranks)
-        parameters_s, _ = self.moved((each for each in with_each if each.is_parameters), ranks)
-        reduce_s, _ = self.moved((each for each in exchanges if each.when == "step"), ranks)
-        gather_s, gather_latency_s = self.moved((each for each in boundary if each.kind != "send"), ranks)
-        send_s, send_latency_s = self.moved((each for each in boundary if each.kind == "send"), ranks)
+        own_s, own_latency_s = self.moved((exchange for exchange in with_each if not exchange.is_parameters), ranks)
+        parameters_s, _ = self.moved((exchange for exchange in with_each if exchange.is_parameters), ranks)
+        reduce_s, _ = self.moved((exchange for exchange in exchanges if exchange.when == "step"), ranks)
+        gather_s, gather_latency_s = self.moved((exchange for exchange in boundary if exchange.kind != "send"), ranks)
+        send_s, send_latency_s = self.moved((exchange for exchange in boundary if exchange.kind == "send"), ranks)
         return _Times(
             compute_s=passes * model.forward_flop(tokens) / speed + launches * model.launch_s * cuts,
             slice_s=passes * model.forward_flop(tokens / cuts, keys) / speed + launches * model.launch_s,
@@ -184,13 +184,13 @@ class _Model:
         """Bytes or messages of a step of a rank, in the stage with most. Slices repeat messages, and no bytes."""
         cuts = self.layout.slices if name == "messages" else 1
         once = each_time = 0
-        for each in self.layout.exchanges(self.model):
-            value = int(getattr(each, name))
-            once += value * (each.when == "step")
-            each_time += value * (each.when != "step") * (1 if each.is_parameters else cuts)
+        for exchange in self.layout.exchanges(self.model):
+            value = int(getattr(exchange, name))
+            once += value * (exchange.when == "step")
+            each_time += value * (exchange.when != "step") * (1 if exchange.is_parameters else cuts)
         found = []
         for stage, n in enumerate(layers):
-            ends = sum(int(getattr(each, name)) for each in self.layout.boundary(self.model, stage))
+            ends = sum(int(getattr(exchange, name)) for exchange in self.layout.boundary(self.model, stage))
             found.append(n * (once + max(microbatches) * each_time) + max(microbatches) * cuts * ends)
         return max(found)
 
@@ -202,7 +202,7 @@ def predict(model: Transformer, cluster: Cluster, layout: Layout) -> Prediction 
     if large is not None:
         return large
     times = [own.times(group) for group in own.groups]
-    fill_s = sum(each.arrival_s for each in times)
+    fill_s = sum(time.arrival_s for time in times)
     owners = [own.owner(each, room) for each, room in zip(times, own.rooms(), strict=True)]
     count = own.count if own.are_stages else 1
     items = spread(owners, model.layers if own.are_stages else own.total, count, fill_s)

@@ -114,7 +114,10 @@ def search(
     if not staleness or not set(staleness) <= set(MODES):
         raise ConfigError(f"staleness={staleness} is unknown; use (0,) for exact plans, or (0, 1)")
     reductions = [
-        Reduction(mode, each) for age in sorted(set(staleness)) for mode in MODES[age] for each in sorted(set(buckets))
+        Reduction(mode, count)
+        for age in sorted(set(staleness))
+        for mode in MODES[age]
+        for count in sorted(set(buckets))
     ]
     if discipline == "fifo" and 0 in staleness:
         reductions.append(Reduction("serial"))
@@ -161,7 +164,7 @@ def _fitting(costs: Costs, choice: Choice, memory_bytes: float) -> tuple[list[Ch
             except ConfigError:
                 continue
             tried.append(replace(choice, cuts=found.cuts, recompute=found.recomputed))
-    sizes = [each.memory_bytes(costs) for each in tried]
+    sizes = [plan.memory_bytes(costs) for plan in tried]
     fitting = [each for each, size in zip(tried, sizes, strict=True) if size <= memory_bytes]
     return list(dict.fromkeys(fitting)), min(max(needed), *sizes)
 
@@ -262,8 +265,8 @@ def bound(costs: Costs, choice: Choice) -> float:
     least = link_seconds(choice, stages)
     for rank in range(choice.ranks):
         own = stages[rank :: choice.ranks]
-        once = sum(each.forward_s + each.backward_s + 2 * costs.action_s for each in own)
-        updated = sum(each.update_s for each in own) if rank == 0 else 0.0  # other ranks may update while they wait
+        once = sum(cost.forward_s + cost.backward_s + 2 * costs.action_s for cost in own)
+        updated = sum(cost.update_s for cost in own) if rank == 0 else 0.0  # other ranks may update while they wait
         least = max(least, waited + choice.microbatches * once + updated)
         passed = stages[rank]
         waited += passed.forward_s + passed.backward_s + 2 * (costs.action_s + passed.send_s + latency_s)

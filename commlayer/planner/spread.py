@@ -49,7 +49,7 @@ def spread(owners: Sequence[Owner], total: int, count: int, fill_s: float = 0.0)
     least fill are filled first. With the links, the bound on their times is searched: the larger it is, the less the
     pipeline takes.
     """
-    best = _within(owners, total, count, [each.most for each in owners])
+    best = _within(owners, total, count, [owner.most for owner in owners])
     if best is None:
         return None
     links_s = _links_s(owners, best)
@@ -68,8 +68,8 @@ def spread(owners: Sequence[Owner], total: int, count: int, fill_s: float = 0.0)
         return items is not None and pipeline_s(owners, items, count, fill_s) <= bound_s
 
     place = bisect_left(bounds, True, key=is_enough)
-    tried = (under(bounds[each]) for each in (place - 1, place) if 0 <= each < len(bounds))
-    return min((each for each in (*tried, best) if each is not None), key=lambda n: step_s(owners, n, count, fill_s))
+    tried = (under(bounds[at]) for at in (place - 1, place) if 0 <= at < len(bounds))
+    return min((split for split in (*tried, best) if split is not None), key=lambda n: step_s(owners, n, count, fill_s))
 
 
 def even(weights: Sequence[tuple[float, float]], total: int) -> tuple[tuple[int, ...], float]:
@@ -99,7 +99,7 @@ def _most(item: float, fixed: float, bound: float, most: int) -> int:
 
 def _within(owners: Sequence[Owner], total: int, count: int, most: Sequence[int]) -> tuple[int, ...] | None:
     """The items with the least time of the pipeline, of which no owner has more than its `most`."""
-    if len(owners) > total or min(most) < 1 or sum(min(each, total) for each in most) < total:
+    if len(owners) > total or min(most) < 1 or sum(min(limit, total) for limit in most) < total:
         return None
     order = sorted(range(len(owners)), key=lambda place: owners[place].fill_item_s)
     slowest: dict[tuple[Owner, int], int] = {}
@@ -113,9 +113,9 @@ def _within(owners: Sequence[Owner], total: int, count: int, most: Sequence[int]
 
     def has_room(top: tuple[float, int, int]) -> bool:
         limits = [_most(each.item_s, each.fixed_s, top[0], most[place]) for place, each in enumerate(owners)]
-        return min(limits) >= 1 and sum(min(each, total) for each in limits) >= total
+        return min(limits) >= 1 and sum(min(limit, total) for limit in limits) >= total
 
-    fixed_s = math.fsum(each.fill_fixed_s for each in owners)
+    fixed_s = math.fsum(owner.fill_fixed_s for owner in owners)
     best, found = math.inf, None
     for top in tops[bisect_left(tops, True, key=has_room) :]:
         if count * top[0] >= best:
@@ -141,12 +141,12 @@ def _rest(
     left = total - sum(items)
     if left < 0:
         return None
-    for each in order:
-        limit = _most(owners[each].item_s, owners[each].fixed_s, slowest_s, most[each])
+    for at in order:
+        limit = _most(owners[at].item_s, owners[at].fixed_s, slowest_s, most[at])
         if limit < 1:
             return None
-        if each != place:
+        if at != place:
             more = min(limit - 1, left)
-            items[each] += more
+            items[at] += more
             left -= more
     return None if left else tuple(items)

@@ -299,7 +299,7 @@ def all_gather(
     local = home(hosts, rank)
     peers = [peer for peer in local if peer != rank]
     length = numel * itemsize
-    carried = [clients(hosts, each) for each in range(world_size)]
+    carried = [clients(hosts, other) for other in range(world_size)]
     delegates = [delegate(hosts, host, rank) for host in hosts if host is not local]
     slot_bytes, pieces = _rank_pieces(hosts, length, itemsize, max(map(len, carried)), settings, codec)
     longest = max((piece.length for piece in pieces), default=0)
@@ -421,4 +421,4 @@ def delegate(hosts: Hosts, host: tuple[int, ...], rank: int) -> int:
 def clients(hosts: Hosts, rank: int) -> list[int]:
     """The ranks for which `rank` is the delegate on its host: itself, and some of every other host."""
     host = home(hosts, rank)
-    return [other for each in hosts for other in each if delegate(hosts, host, other) == rank]
+    return [other for members in hosts for other in members if delegate(hosts, host, other) == rank]

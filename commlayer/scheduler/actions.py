@@ -139,9 +139,9 @@ def _reduced(actions: list[Action], reduction: Reduction) -> list[Action]:
         else:
             result.append(action)
     if reduction.mode == "serial":
-        result += [each for stage in produced for each in _buckets("REDUCE", stage, reduction.buckets)]
+        result += [action for stage in produced for action in _buckets("REDUCE", stage, reduction.buckets)]
     if reduction.mode in ("serial", "step"):
-        result += [each for stage in produced for each in _buckets("WAIT", stage, reduction.buckets)]
+        result += [action for stage in produced for action in _buckets("WAIT", stage, reduction.buckets)]
     if not steps_ago:
         result += [Action("UPDATE", stage) for stage in produced]
     return result

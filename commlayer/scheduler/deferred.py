@@ -56,7 +56,7 @@ def check_per_parameter(optimizer: object, who: str = "overlap") -> None:
     if type(optimizer) not in PER_PARAMETER and not getattr(type(optimizer), "per_parameter", False):
         raise ConfigError(
             f"{who} with {name}: its step may need all gradients at once, and a deferred step is made for some "
-            f"parameters at a time; use {', '.join(sorted(each.__name__ for each in PER_PARAMETER))}, or set "
+            f"parameters at a time; use {', '.join(sorted(kind.__name__ for kind in PER_PARAMETER))}, or set "
             f"{name}.per_parameter = True if its step for one parameter reads nothing of the others"
         )
     if any(group.get("differentiable") for group in optimizer.param_groups):
@@ -159,11 +159,11 @@ class DeferredStep:
 
     def _read(self, reduction: PendingReduction) -> None:
         """A gradient is read or changed: the step that should have come before it is made first."""
-        claim = next((each for each in self._claims.values() if each.reduction is reduction), None)
+        claim = next((claimed for claimed in self._claims.values() if claimed.reduction is reduction), None)
         if claim is not None:
             self._apply(claim)
             return
-        if any(each is reduction for each in self._open):
+        if any(pending is reduction for pending in self._open):
             self._tell("gradients are read before step(), as by clip_grad_norm_ or GradScaler")
         reduction.wait()
 
@@ -196,7 +196,9 @@ class DeferredStep:
             self._wait_for_shared()
         now = [_hyperparameters(group) for group in optimizer.param_groups]
         claims = self._claim()
-        self._open = [each for each in self._open if any(each.stands_for(parameter) for parameter in each.gradients)]
+        self._open = [
+            pending for pending in self._open if any(pending.stands_for(parameter) for parameter in pending.gradients)
+        ]
         if self.staleness:
             claims, self._held = self._held, claims
             self._hidden.clear()
@@ -210,9 +212,9 @@ class DeferredStep:
         With staleness 1 their steps are made after it.
         """
         own = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
-        reductions = [*self._open, *(each.reduction for each in self._held)]
+        reductions = [*self._open, *(step.reduction for step in self._held)]
         arriving = {parameter for reduction in reductions for parameter in reduction.gradients}
-        self._shared = others_hold([each for each in own if each in arriving], own)
+        self._shared = others_hold([parameter for parameter in own if parameter in arriving], own)
         if self._shared:
             first = next(number for number, each in enumerate(own) if each in self._shared)
             self._tell(

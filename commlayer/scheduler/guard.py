@@ -21,7 +21,10 @@ def _accessors(*names: str) -> frozenset[Any]:
     """Getters, and setters where they exist, of attributes of tensors."""
     found = [getattr(torch.Tensor, name) for name in names]
     return frozenset(
-        getattr(each, kind) for each in found for kind in ("__get__", "__set__", "__delete__") if hasattr(each, kind)
+        getattr(descriptor, kind)
+        for descriptor in found
+        for kind in ("__get__", "__set__", "__delete__")
+        if hasattr(descriptor, kind)
     )
 
 
@@ -63,10 +66,10 @@ class Guarded:
     ) -> Any:
         kwargs = kwargs or {}
         if func not in METADATA:
-            for each in tensors_in((args, kwargs)):
-                if isinstance(each, Guarded):  # the step of another one may have been its own, too
-                    each._before_use(each)
-            if not any(isinstance(each, Guarded) for each in tensors_in((args, kwargs))):
+            for tensor in tensors_in((args, kwargs)):
+                if isinstance(tensor, Guarded):  # the step of another one may have been its own, too
+                    tensor._before_use(tensor)
+            if not any(isinstance(tensor, Guarded) for tensor in tensors_in((args, kwargs))):
                 return func(*args, **kwargs)
         return super().__torch_function__(func, types, args, kwargs)  # type: ignore[misc]  # that of the parameter
 
@@ -108,7 +111,7 @@ def others_hold(parameters: Iterable[Tensor], known: Collection[Tensor]) -> set[
 
     Such a tensor may be a view, `.data` or `detach()` from before, or an array of NumPy.
     """
-    storages = Counter(_storage(each) for each in known if _has_storage(each))
+    storages = Counter(_storage(tensor) for tensor in known if _has_storage(tensor))
     found = set()
     for parameter in parameters:
         if _has_storage(parameter) and _holders(parameter) > storages[_storage(parameter)]:

@@ -43,10 +43,10 @@ def interleaved(ranks: int, microbatches: int, chunks: int, group: int | None = 
             f" with no remainder below {ranks}"
         )
     passes = [
-        (chunk, each)
+        (chunk, microbatch)
         for start in range(0, microbatches, group)
         for chunk in range(chunks)
-        for each in range(start, min(start + group, microbatches))
+        for microbatch in range(start, min(start + group, microbatches))
     ]
     order = []
     for rank in range(ranks):
@@ -62,7 +62,7 @@ def breadth_first(ranks: int, microbatches: int, chunks: int) -> list[list[Actio
     Bubble (p - 1)(F + B) / v for M >= p. Keeps all M v chunks. With p = M = 1, a model of v layers under DDP.
     """
     _check(ranks, microbatches, chunks)
-    passes = [(chunk, each) for chunk in range(chunks) for each in range(microbatches)]
+    passes = [(chunk, microbatch) for chunk in range(chunks) for microbatch in range(microbatches)]
     return [
         [Action("F", rank + chunk * ranks, each) for chunk, each in passes]
         + [Action("B", rank + chunk * ranks, each) for chunk, each in reversed(passes)]

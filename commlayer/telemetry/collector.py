@@ -107,8 +107,8 @@ class Collector:
                 gate.socket.close()
                 return
             poller = zmq.Poller()
-            for each in (door.router, door.news, gate.socket):
-                poller.register(each, zmq.POLLIN)
+            for socket in (door.router, door.news, gate.socket):
+                poller.register(socket, zmq.POLLIN)
             while not self._stop.is_set():
                 ready = dict(poller.poll(POLL_S * 1e3))
                 door.look()

@@ -95,12 +95,12 @@ class Mailbox:
     def drop(self, number: int) -> None:
         """The change will not come about, unless all ranks had it already."""
         with self._lock:
-            self._waiting = [each for each in self._waiting if each.number != number]
+            self._waiting = [change for change in self._waiting if change.number != number]
 
     def waiting(self, after: int) -> Change | None:
         """The first change that waits and has a number larger than `after`."""
         with self._lock:
-            return next((each for each in self._waiting if each.number > after), None)
+            return next((change for change in self._waiting if change.number > after), None)
 
     def applied(self, change: Change, hook: Any, step: int) -> None:
         """A hook has applied the change before this step."""

@@ -70,9 +70,9 @@ def _fits(value: Any, shape: Any) -> bool:
     if isinstance(shape, dict):
         return isinstance(value, dict) and all(name in value and _fits(value[name], shape[name]) for name in shape)
     if isinstance(shape, list):
-        return isinstance(value, list) and all(_fits(each, shape[0]) for each in value)
+        return isinstance(value, list) and all(_fits(item, shape[0]) for item in value)
     if isinstance(shape, tuple):
-        return any(_fits(value, each) for each in shape)
+        return any(_fits(value, form) for form in shape)
     return _is_plain(value, shape)
 
 

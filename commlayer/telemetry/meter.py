@@ -197,7 +197,7 @@ class Exposure:
         returned_s = [call.ended_s - call.submitted_s for call in within if call.handle is None and call.ended_s]
         tails_s = tails(marks, calls)
         exposed_s = marks[-1].waited_s - marks[0].waited_s + sum(returned_s) + sum(tails_s)
-        waited_for = len(returned_s) + sum(each > 0 for each in tails_s) + sum(call.is_waited for call in within)
+        waited_for = len(returned_s) + sum(tail_s > 0 for tail_s in tails_s) + sum(call.is_waited for call in within)
         self.exposed_in_steps_s += exposed_s
         self.late_in_steps_s += min(exposed_s, waited_for * self._waits_s / max(self._operations, 1))
         self._waits_s, self._operations = 0.0, 0

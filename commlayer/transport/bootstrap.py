@@ -285,10 +285,10 @@ def connect(
             if each.get("hostname")
         }
         engine.hosts |= members.hosts
-        agree(members, [each["settings"] for each in descriptions], ConfigError)
+        agree(members, [told["settings"] for told in descriptions], ConfigError)
         check_job(descriptions[0], members)
         check_secrets(descriptions, members, secret)
-        policies = [{f"Policy.{name}": value for name, value in each["policy"].items()} for each in descriptions]
+        policies = [{f"Policy.{name}": value for name, value in told["policy"].items()} for told in descriptions]
         agree(members, policies, MismatchError)
         group = joining.join(
             engine,
@@ -303,7 +303,7 @@ def connect(
         if config.top and peer == 0 and not own_job:
             _announce(_root(rendezvous.store), config.top_address())
         group.diagnosis.describe = describe
-        ranks = [each["peer"] for each in descriptions]
+        ranks = [told["peer"] for told in descriptions]
         group.diagnosis.inquiry = Inquiry(PrefixStore("inquiry", rendezvous.store), rendezvous.rank, ranks, calls)
         group.diagnosis.waits = stall.watch(group, calls, rendezvous.store, _root(rendezvous.store))
         return group
@@ -331,7 +331,7 @@ def settle(rendezvous: Rendezvous, config: Config) -> None:
 def agree(members: Members, values: Sequence[Mapping[str, object]], kind: type[CommError]) -> None:
     """Raises `kind`, which names ranks and values, if `values` (by rank) differ in an entry. Another version of
     commlayer may have other entries."""
-    for what in dict.fromkeys(what for each in values for what in each):
+    for what in dict.fromkeys(what for entries in values for what in entries):
         ranks: dict[object, list[int]] = {}
         for rank, each in enumerate(values):
             value = each.get(what, "not set")

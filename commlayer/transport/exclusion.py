@@ -97,7 +97,7 @@ class Exclusion:
             self._attempts += 1  # the others are at a later one: they did not ask this rank before
         number, rank = self._attempts, self._members.rank
         self._attempts += 1
-        staying = [each for each in range(len(self._members.ranks)) if each not in excluded]
+        staying = [place for place in range(len(self._members.ranks)) if place not in excluded]
         self._store.set(f"{number}/{rank}", "")
         own = json.dumps([excluded, aborts])
         first, _, proposed = self._store.compare_set(f"{number}/proposal", "", f"{rank} {own}").decode().partition(" ")

@@ -346,7 +346,7 @@ def _sizes(call: Call, size: int) -> tuple[list[list[int]], list[list[int]]]:
     """Sizes as the analyzer compares them: of lists of tensors in gathers and scatters one size; if the ranks' parts
     differ, that of the whole."""
     inputs, outputs = (
-        [list(map(int, each)) for each in call.inputs],
+        [list(map(int, shape)) for shape in call.inputs],
         [list(map(int, output)) for output in call.outputs],
     )
     if _name(call, size).endswith("_v"):

@@ -334,7 +334,7 @@ class NativeGroup:
         if not 0 <= qos.loss_bound <= base.LOSS_BOUND_MAX:
             wrong = f"loss_bound={qos.loss_bound}: use 0 to {base.LOSS_BOUND_MAX}"
         elif qos.treatment not in list(base.Treatment):
-            wrong = f"treatment={qos.treatment}: use one of {', '.join(each.name for each in base.Treatment)}"
+            wrong = f"treatment={qos.treatment}: use one of {', '.join(treatment.name for treatment in base.Treatment)}"
         elif qos.loss_bound and (dtype not in base.FLOATS or op != base.Op.SUM):
             wrong = f"{op.name} of {dtype.name}: use it for sums of floating-point numbers only"
         elif qos.protect and qos.protect_bytes <= 0:

@@ -149,7 +149,7 @@ def _differing(
     that is furthest from rank 0."""
     if call is not None and call.is_message:
         return Verdict(culprit, _other_end(call, culprit, answers, ranks))
-    calls = {rank: {each["number"]: each for each in sent if each["tag"] is None} for rank, sent in answers.items()}
+    calls = {rank: {heard["number"]: heard for heard in sent if heard["tag"] is None} for rank, sent in answers.items()}
     for number in sorted({number for of_rank in calls.values() for number in of_rank}):
         at = {rank: of_rank[number] for rank, of_rank in sorted(calls.items()) if number in of_rank}
         is_failed = call is not None and number == call.sequence
@@ -171,7 +171,7 @@ def _other_end(
     """The latest message of the culprit with the tag of `call`."""
     if culprit is None:
         return ""
-    matching = [each["text"] for each in answers.get(culprit, []) if each["tag"] == call.tag]
+    matching = [heard["text"] for heard in answers.get(culprit, []) if heard["tag"] == call.tag]
     return f"{name_ranks([culprit], ranks)} called {matching[-1]}" if matching else ""
 
 
@@ -188,7 +188,7 @@ def _absent(
     came = {
         rank
         for rank, calls in answers.items()
-        if any(each["tag"] is None and each["number"] >= call.sequence for each in calls)
+        if any(heard["tag"] is None and heard["number"] >= call.sequence for heard in calls)
     }
     absent = [rank for rank in asked if rank not in came]
     if not absent:

@@ -39,8 +39,8 @@ def choose(config: Config, found: Sequence[Interface]) -> Choice:
     Raises ConfigError if COMMLAYER_IFNAME matches no interface.
     """
     by_name: dict[str, Interface] = {}
-    for each in sorted(found, key=lambda port: port["version"]):  # IPv4 if there is a choice
-        by_name.setdefault(each["ifname"], each)
+    for interface in sorted(found, key=lambda port: port["version"]):  # IPv4 if there is a choice
+        by_name.setdefault(interface["ifname"], interface)
     names = config.choose_interfaces(list(by_name))
     left_out = []
     if all(pattern.startswith("^") for pattern in config.ifname):
@@ -58,7 +58,9 @@ def choose(config: Config, found: Sequence[Interface]) -> Choice:
 
 def moved(port: Interface, found: Sequence[Interface]) -> Interface | None:
     """The interface of a port among those that this host has now; None if it has gone, or has no such address."""
-    return next((each for each in found if all(each[name] == port[name] for name in ("ifname", "version"))), None)
+    return next(
+        (interface for interface in found if all(interface[name] == port[name] for name in ("ifname", "version"))), None
+    )
 
 
 def spread(ports: Sequence[Interface], sockets: int) -> list[Interface]:

@@ -71,14 +71,14 @@ def join(
     fd, problem = _share_memory(local, members, descriptions, exchange)
     try:
         report = {"problem": problem, "incarnations": engine.incarnations()}
-        reports = [json.loads(each) for each in exchange("mapped", json.dumps(report).encode())]
-        problems = [each["problem"] for each in reports]
+        reports = [json.loads(text) for text in exchange("mapped", json.dumps(report).encode())]
+        problems = [told["problem"] for told in reports]
         if any(problems):
             # All ranks see the same answers, so all of them fall back.
             log.warning("%s: no shared memory (%s): using the network instead", what, next(filter(None, problems)))
             lib.cl_host_close_fd(fd)
-            hosts, local, fd = tuple((each,) for each in range(len(descriptions))), (rank,), -1
-        incarnations = [each["incarnations"] for each in reports]
+            hosts, local, fd = tuple((alone,) for alone in range(len(descriptions))), (rank,), -1
+        incarnations = [told["incarnations"] for told in reports]
         unreachable = _add_peers(engine, members, local, descriptions, incarnations, key if paired else None)
         opened = _open(engine, what, group, rank, local, descriptions, fd)
     finally:
@@ -91,7 +91,7 @@ def join(
     except BaseException:
         lib.cl_group_close(opened)
         raise
-    packets = [each["packet_bytes"] for each in descriptions]  # all ranks make the same plans from them
+    packets = [description["packet_bytes"] for description in descriptions]  # all ranks make the same plans from them
     return NativeGroup(
         Diagnosis(engine, members.group, rank, descriptions),
         hosts,
@@ -100,7 +100,7 @@ def join(
         frozenset(unreachable),
         packet_bytes=min(packets),
         largest_packet_bytes=sorted(packets)[-2:][0],  # two ranks use the smaller size of theirs
-        peers=[each["peer"] for each in descriptions],
+        peers=[description["peer"] for description in descriptions],
     )
 
 
@@ -118,7 +118,7 @@ def _share_memory(
         status = lib.cl_host_create(len(local), STAGING_BYTES, fd)
         problem = "" if status == 0 else f"{members.name(rank)} cannot create shared memory"
     try:
-        offers: list[int] = [json.loads(each) for each in exchange("memory", json.dumps(fd[0]).encode())]
+        offers: list[int] = [json.loads(text) for text in exchange("memory", json.dumps(fd[0]).encode())]
     except BaseException:
         lib.cl_host_close_fd(fd[0])
         raise
@@ -168,8 +168,8 @@ def _open(
     fd: int,
 ) -> Any:
     """Opens the native group."""
-    bells = b"".join(descriptions[each]["bell"].encode().ljust(32, b"\0") for each in local)
-    peers = [each["peer"] for each in descriptions]
+    bells = b"".join(descriptions[member]["bell"].encode().ljust(32, b"\0") for member in local)
+    peers = [description["peer"] for description in descriptions]
     keep = (ffi.new("uint16_t[]", peers), ffi.new("uint32_t[]", local), ffi.from_buffer(bells))
     options = {
         "id": group,
@@ -203,7 +203,7 @@ def _watch(engine: Engine, members: Members, other: int, peer: dict[str, Any]) -
 
 def pair_key(key: bytes, own: dict[str, Any], peer: dict[str, Any]) -> bytes:
     """The key of two processes in these lives, the same on both: a keyed hash (BLAKE2s, RFC 7693) of the lives."""
-    lives = sorted((each["peer"], each["life"]) for each in (own, peer))
+    lives = sorted((end["peer"], end["life"]) for end in (own, peer))
     return hashlib.blake2s(json.dumps(lives).encode(), key=key, digest_size=len(key), person=b"dlcppair").digest()
 
 

@@ -29,7 +29,7 @@ class Members:
     def number(self, rank: int) -> str:
         """The rank in the job, with its host if the group is known to have several: `4 (hostb)`."""
         number = self.ranks[rank]
-        known = {self.hosts[each] for each in self.ranks if each in self.hosts}
+        known = {self.hosts[member] for member in self.ranks if member in self.hosts}
         return f"{number} ({self.hosts[number]})" if len(known) > 1 and number in self.hosts else str(number)
 
     def name(self, rank: int) -> str:

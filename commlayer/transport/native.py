@@ -96,15 +96,15 @@ def interfaces() -> list[dict[str, Any]]:
         check(count, "listing the network interfaces")
     return [
         {
-            "ifname": ffi.string(each.name).decode(),
-            "address": ffi.string(each.address).decode(),
-            "prefix": each.prefix_bits,
-            "mtu": each.mtu,
-            "loopback": bool(each.is_loopback),
-            "running": bool(each.is_running),
-            "version": 6 if each.is_ipv6 else 4,
+            "ifname": ffi.string(port.name).decode(),
+            "address": ffi.string(port.address).decode(),
+            "prefix": port.prefix_bits,
+            "mtu": port.mtu,
+            "loopback": bool(port.is_loopback),
+            "running": bool(port.is_running),
+            "version": 6 if port.is_ipv6 else 4,
         }
-        for each in found[0:count]
+        for port in found[0:count]
     ]
 
 
@@ -197,7 +197,7 @@ class Engine:
         self._lock = threading.Lock()
         addresses = [ffi.new("char[]", port["address"].encode()) for port in ports]
         array = ffi.new("char *[]", addresses)
-        names = [ffi.new("char[]", each.encode()) for each in (self._wire, config.ofi_provider)]
+        names = [ffi.new("char[]", text.encode()) for text in (self._wire, config.ofi_provider)]
         options = ffi.new(
             "struct cl_engine_options *",
             {
@@ -278,7 +278,7 @@ class Engine:
     def _follow_addresses(self) -> None:
         """Opens sockets again whose interface came back with another address: the former one reaches nobody."""
         found = interfaces()
-        present = {each["address"] for each in found}
+        present = {port["address"] for port in found}
         with self._lock:
             for index, port in enumerate(self._ports):
                 moved = host_interfaces.moved(port, found)

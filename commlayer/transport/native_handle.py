@@ -57,7 +57,7 @@ class NativeHandle:
             self.wait(0.0)  # raises
         ranges = ffi.new("struct cl_range[]", count)
         lib.cl_operation_missing(self._operation, ranges, count)
-        return [(each.start, each.end - each.start) for each in ranges]
+        return [(part.start, part.end - part.start) for part in ranges]
 
     def times(self) -> base.Times | None:
         times = ffi.new("struct cl_operation_times *")

@@ -36,7 +36,7 @@ def pair_paths(own: Mapping[str, Any], peer: Mapping[str, Any]) -> list[Path]:
     addresses = [first["ports"][one[0]] for one in ones], [second["ports"][two[0]] for two in twos]
     pairs = _pairs(*addresses, same_host=own["host"] == peer["host"])
     sockets = [list(zip(ones[i], twos[j], strict=False)) for i, j in pairs]
-    rounds = [each[n] for n in range(PATHS_MAX) for each in sockets if n < len(each)]
+    rounds = [ports[n] for n in range(PATHS_MAX) for ports in sockets if n < len(ports)]
     paths = []
     for one, two in rounds[:PATHS_MAX]:
         local, remote = (two, one) if swapped else (one, two)

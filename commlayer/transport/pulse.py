@@ -51,7 +51,7 @@ class Pulse:
             poll.register(descriptor, select.POLLIN)
         ready = {descriptor for descriptor, _ in poll.poll(0)}
         self._ended |= {number for number, descriptor in self._descriptors.items() if descriptor in ready}
-        return {each for each in watched if each in self._ended or (each in self._distant and self._is_silent(each))}
+        return {rank for rank in watched if rank in self._ended or (rank in self._distant and self._is_silent(rank))}
 
     def _is_silent(self, number: int) -> bool:
         beat = self._store.get(str(number)).decode() if self._store.check([str(number)]) else ""

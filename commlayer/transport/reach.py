@@ -36,7 +36,7 @@ def ranks_to_try(hosts: Sequence[Sequence[int]], rank: int) -> list[int]:
     places away."""
     own = next(number for number, ranks in enumerate(hosts) if rank in ranks)
     if len(hosts) <= ALL_HOSTS_MAX:
-        return [each for number, ranks in enumerate(hosts) if number != own for each in ranks]
+        return [other for number, ranks in enumerate(hosts) if number != own for other in ranks]
     steps = [1 << bit for bit in range(len(hosts).bit_length()) if 1 << bit <= len(hosts) // 2]
     near = {(own + sign * step) % len(hosts) for step in steps for sign in (1, -1)}
     place = list(hosts[own]).index(rank)
@@ -52,7 +52,7 @@ class Reach:
         self._engine, self._members, self._rank = engine, members, members.rank
         self._descriptions = descriptions
         self._tried = ranks_to_try(hosts, members.rank)
-        self._places = {each: number for number, ranks in enumerate(hosts) for each in ranks}
+        self._places = {rank: number for number, ranks in enumerate(hosts) for rank in ranks}
         self._patience_s = max(PATIENCE_S, engine.config.peer_timeout_s)
 
     def is_known(self) -> bool:
@@ -69,7 +69,7 @@ class Reach:
         silent = {other: self._states(other) for other in self._tried}
         self._warn({other: states for other, states in silent.items() if _is_half_answered(states)})
         lost = self._one_of_each([pair for other, states in silent.items() for pair in self._lost(other, states)])
-        answers = [json.loads(each) for each in exchange("reached", json.dumps(lost[: TOLD_MAX + 1]).encode())]
+        answers = [json.loads(text) for text in exchange("reached", json.dumps(lost[: TOLD_MAX + 1]).encode())]
         pairs = self._one_of_each([(source, target) for answer in answers for source, target in answer])
         if pairs:
             raise UnreachableError(f"{self._members.who}: {self._failure(pairs)}")

@@ -59,7 +59,9 @@ def sockets(engine: Engine) -> list[Socket]:
 
 def _read(port: dict[str, Any], opened: socket.socket) -> Socket:
     # The kernel doubles the sizes, for its own bookkeeping.
-    receive, send = (opened.getsockopt(socket.SOL_SOCKET, each) // 2 for each in (socket.SO_RCVBUF, socket.SO_SNDBUF))
+    receive, send = (
+        opened.getsockopt(socket.SOL_SOCKET, option) // 2 for option in (socket.SO_RCVBUF, socket.SO_SNDBUF)
+    )
     return Socket(port, receive, send, _has(opened, _UDP_SEGMENT), bool(_has(opened, _UDP_GRO)))
 
 

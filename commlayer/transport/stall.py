@@ -232,7 +232,7 @@ class StallWatch:
             for life, of_life in lives.items()
         }
         for life, of_life in lives.items():
-            self._questions[life].answer({each.name: each.messages for each in of_life})
+            self._questions[life].answer({group.name: group.messages for group in of_life})
 
     def _read_note(self, waits: Waits) -> None:
         key = note_key(waits.life)

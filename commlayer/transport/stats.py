@@ -71,19 +71,19 @@ class Paths(list[dict[str, Any]]):
 
     def __str__(self) -> str:
         lines = []
-        for each in self:
-            share = each["packets_lost"] / max(each["packets_sent"], 1)
-            rate = f"{each['rate_bytes'] * 8 / 1e6:,.0f} Mbit/s" if each["rate_bytes"] else "not paced"
+        for path in self:
+            share = path["packets_lost"] / max(path["packets_sent"], 1)
+            rate = f"{path['rate_bytes'] * 8 / 1e6:,.0f} Mbit/s" if path["rate_bytes"] else "not paced"
             lines += [
-                f"rank {each['rank']}: {each['interface']} {each['address']}:{each['port']} -> {each['remote']}"
-                + (" (dead)" if each["is_dead"] else ""),
+                f"rank {path['rank']}: {path['interface']} {path['address']}:{path['port']} -> {path['remote']}"
+                + (" (dead)" if path["is_dead"] else ""),
                 (
-                    f"  {rate}, window {size(each['window_bytes'])}, round trip {duration(each['round_trip_us'])}, "
-                    f"queue {duration(each['queue_us'])}"
+                    f"  {rate}, window {size(path['window_bytes'])}, round trip {duration(path['round_trip_us'])}, "
+                    f"queue {duration(path['queue_us'])}"
                 ),
                 (
-                    f"  packets: {each['packets_sent']:,} sent, {each['packets_received']:,} received, "
-                    f"{each['packets_lost']:,} lost ({share:.2%})"
+                    f"  packets: {path['packets_sent']:,} sent, {path['packets_received']:,} received, "
+                    f"{path['packets_lost']:,} lost ({share:.2%})"
                 ),
             ]
         return "\n".join(lines) or "no paths: all ranks share this host's memory"
@@ -114,7 +114,7 @@ def paths(rank: int | None = None) -> Paths:
         raise ConfigError(f"commlayer.paths({rank!r}): use the number of another rank of the job, from 0, or nothing")
     found = Engine.shared_report().paths
     if rank is None:
-        return Paths(path for each in found.values() for path in each)
+        return Paths(path for of_rank in found.values() for path in of_rank)
     if rank not in found:
         raise CommError(f"no group of this process has rank {rank}; create one with it first")
     return Paths(found[rank])

@@ -64,7 +64,7 @@ class Survivors:
         leaves, written, end = self._own in gone, None, time.monotonic() + timeout_s
         while not self._store.check(["verdict"]):
             gone |= set(self._dead(self._members - gone - {self._own}))
-            texts = {each: self._read(each) for each in self._members - gone - {self._own}}
+            texts = {member: self._read(member) for member in self._members - gone - {self._own}}
             for theirs in texts.values():
                 gone |= (theirs or set()) - {self._own}
             if gone != written:

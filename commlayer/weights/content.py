@@ -39,7 +39,7 @@ def copy(target: Tensor, source: Tensor | memoryview) -> None:
 
 def is_same(tensor: Tensor, other: Tensor) -> bool:
     """Whether two tensors of one type and shape have the same bits."""
-    ours, theirs = (each.detach().cpu().contiguous().view(-1).view(torch.uint8) for each in (tensor, other))
+    ours, theirs = (given.detach().cpu().contiguous().view(-1).view(torch.uint8) for given in (tensor, other))
     return torch.equal(ours, theirs)
 
 

@@ -69,7 +69,9 @@ def tensors_of(state: State) -> dict[str, Tensor]:
             module = module.module
         module = getattr(module, "_orig_mod", module)
         found: Mapping[str, Any] = module.state_dict()
-        own = {_storage(each) for each in (*module.parameters(), *module.buffers()) if each.layout == torch.strided}
+        own = {
+            _storage(tensor) for tensor in (*module.parameters(), *module.buffers()) if tensor.layout == torch.strided
+        }
     else:
         found = state
     for name, each in found.items():
@@ -136,10 +138,10 @@ class Layout:
         if not isinstance(found, list):
             raise ValueError("a layout is a list")
         entries: list[Entry] = []
-        for each in found:
-            if not isinstance(each, list) or len(each) != 4 or not all(isinstance(text, str) for text in each[:2]):
+        for row in found:
+            if not isinstance(row, list) or len(row) != 4 or not all(isinstance(text, str) for text in row[:2]):
                 raise ValueError("an entry has a name, a type, a shape and a number")
-            name, dtype, shape, same = each
+            name, dtype, shape, same = row
             if dtype not in DTYPES:
                 raise ValueError(f"{name!r} is of the unknown type {dtype!r:.40}")
             if not isinstance(shape, list) or not all(type(size) is int and 0 <= size < 1 << 48 for size in shape):
@@ -177,12 +179,12 @@ class Layout:
         """Raises MismatchError, which names the first differences, unless another layout has these names, types and
         shapes; which tensors share their memory does not matter (`check_ties`). `where`, `whose`: words for the other,
         and for this one."""
-        here, there = ({each.name: (each.dtype, each.shape) for each in layout.entries} for layout in (other, self))
+        here, there = ({entry.name: (entry.dtype, entry.shape) for entry in layout.entries} for layout in (other, self))
         if here == there:
             return
         said = [
             f"{name}: {_described(here.get(name))} {where}, {_described(there.get(name))} {whose}"
-            for name in [*there, *(each for each in here if each not in there)]
+            for name in [*there, *(missing for missing in here if missing not in there)]
             if here.get(name) != there.get(name)
         ]
         more = f", and {len(said) - TOLD} more" if len(said) > TOLD else ""
@@ -233,9 +235,9 @@ def overlaps(tensors: Mapping[str, Tensor]) -> list[tuple[str, str]]:
 
 def marks(tensors: Mapping[str, Tensor]) -> list[tuple[int, int]] | None:
     """The place of each tensor, and how often it was changed in place; None if torch does not count that."""
-    if any(each.is_inference() for each in tensors.values()):
+    if any(tensor.is_inference() for tensor in tensors.values()):
         return None
-    return [(each.data_ptr(), each._version) for each in tensors.values()]
+    return [(tensor.data_ptr(), tensor._version) for tensor in tensors.values()]
 
 
 def _storage(tensor: Tensor) -> int:
@@ -254,7 +256,7 @@ def _others(name: str, group: frozenset[str]) -> str:
 
 def _changes(tensors: Mapping[str, Tensor]) -> list[int]:
     """How often each tensor was changed in place."""
-    return [0 if each.is_inference() else each._version for each in tensors.values()]
+    return [0 if tensor.is_inference() else tensor._version for tensor in tensors.values()]
 
 
 def _described(found: tuple[str, tuple[int, ...]] | None) -> str:

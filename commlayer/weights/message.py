@@ -77,7 +77,7 @@ class Head:
             found = json.loads(text) if len(text) <= ASK_MAX_BYTES else None
         except RecursionError as error:
             raise ValueError("JSON that is nested too deeply") from error
-        fields = {each.name: each for each in dataclasses.fields(cls)}
+        fields = {field.name: field for field in dataclasses.fields(cls)}
         if not isinstance(found, dict) or found.keys() != fields.keys():
             raise ValueError("not a message of this release of commlayer")
         if found["protocol"] != PROTOCOL:

@@ -102,8 +102,8 @@ class Server:
             threading.Thread(target=self._guarded, args=(run,), name=f"commlayer-{name}", daemon=True)
             for run, name in ((self._code, "code"), (self._serve, "serve"))
         ]
-        for each in self._threads:
-            each.start()
+        for thread in self._threads:
+            thread.start()
 
     def commit(self, version: int, memory: Tensor) -> None:
         """Hands over a version, in memory of the pool. One that is not coded yet is skipped."""
@@ -185,7 +185,7 @@ class Server:
             code = content.encode(self._layout, base.memory, memory, self._room_for_code())
             step = Step(base.version, version, base.digest, code)
             steps.append(step)
-            while sum(self._layout.bytes if each.code is None else len(each.code) for each in steps) > (
+            while sum(self._layout.bytes if older.code is None else len(older.code) for older in steps) > (
                 self._layout.bytes
             ):
                 steps.popleft()  # whoever holds a version before these gets the whole state
@@ -201,13 +201,16 @@ class Server:
 
     def _merge(self, held: Held, steps: deque[Step], question: Question) -> None:
         """The difference over several versions: the base is made of the state, by taking the steps back."""
-        since = [each for each in steps if each.version > question.head.version]
+        since = [step for step in steps if step.version > question.head.version]
         code = None
         if since and since[0].base == question.head.version and since[0].digest == question.head.digest:
             memory = self._pool.take()
             content.copy(memory, held.memory)
-            codes = [each.code for each in reversed(since)]
-            if all(each is not None and content.apply(self._layout, memory, each, is_back=True) for each in codes):
+            codes = [step.code for step in reversed(since)]
+            if all(
+                difference is not None and content.apply(self._layout, memory, difference, is_back=True)
+                for difference in codes
+            ):
                 code = content.encode(self._layout, memory, held.memory, self._room_for_code())
             self._pool.give(memory)
         self._done.append(lambda: self._send(question, held, code))
@@ -218,8 +221,8 @@ class Server:
     def _serve(self) -> None:
         zmq = curve.load()
         router, poller = self._door.router, zmq.Poller()
-        for each in (router, self._door.news, self._gate.socket, self._woken):
-            poller.register(each, zmq.POLLIN)
+        for watched in (router, self._door.news, self._gate.socket, self._woken):
+            poller.register(watched, zmq.POLLIN)
         push_s = PUSH_LEAST_S
         try:
             while not self._is_closing and not self._is_over():
@@ -263,7 +266,7 @@ class Server:
 
     def _give_back(self, held: Held) -> None:
         """Its memory, unless it is the latest version, or on its way to a reader."""
-        if held is not self._latest and all(each.held is not held for each in self._departures.values()):
+        if held is not self._latest and all(departure.held is not held for departure in self._departures.values()):
             self._pool.give(held.memory)
 
     def _say(self, reader: bytes, frames: list[Any]) -> bool:
@@ -320,7 +323,7 @@ class Server:
         if not self._door.has(descriptor):
             return
         try:
-            reader, kind, text = [each.bytes for each in frames]
+            reader, kind, text = [frame.bytes for frame in frames]
             head = Head.read(text)
         except ValueError as error:
             log.warning("commlayer.publish: a message that is no question: %s", error)
@@ -353,7 +356,7 @@ class Server:
         last = self._steps[-1] if self._steps else None
         if is_known and last is not None and (last.base, last.digest) == (head.version, head.digest):
             self._send(question, latest, last.code)
-        elif is_known and any((each.base, each.digest) == (head.version, head.digest) for each in self._steps):
+        elif is_known and any((step.base, step.digest) == (head.version, head.digest) for step in self._steps):
             with self._changed:
                 self._merges.append(question)
                 self._changed.notify()

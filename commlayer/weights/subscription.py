@@ -156,8 +156,8 @@ class Subscription:
             raise ClosedError(f"the subscription to {self._address} is closed; subscribe anew")
         zmq = curve.load()
         poller = zmq.Poller()
-        for each in (self._socket, self._news):
-            poller.register(each, zmq.POLLIN)
+        for socket in (self._socket, self._news):
+            poller.register(socket, zmq.POLLIN)
         begin_s = time.monotonic()
         while not self._is_ended:
             self._look()
@@ -224,7 +224,7 @@ class Subscription:
         must keep no frame."""
         arrival, self._arrival = self._arrival, None
         try:
-            kind, text, part = [each.buffer for each in frames]
+            kind, text, part = [frame.buffer for frame in frames]
             kind = bytes(kind)
             if kind == PART:
                 if arrival is None:
