@@ -57,6 +57,6 @@ def test_results_and_residuals_add_up_to_all_gradients(hosts: Sequence[int]) -> 
         found = ranks.run(drifts, len(hosts), timeout_s=TIMEOUT_S, environ=network.rendezvous(), places=places)
     for number, policy in enumerate(POLICIES):
         bound = 0.1 if policy.codec == "int8" else 1e-5  # int8 rounds contributions and keeps no errors
-        assert max(each[number]["error"] for each in found) < bound, policy
+        assert max(run[number]["error"] for run in found) < bound, policy
         may_lose = policy.loss_bound > 0 and not policy.codec.startswith("topk")
-        assert (sum(each[number]["lost"] for each in found) > 0) == may_lose, policy
+        assert (sum(run[number]["lost"] for run in found) > 0) == may_lose, policy

@@ -61,11 +61,11 @@ def test_collectives_are_right() -> None:
     """Every rank receives something from the other host, and nothing is granted without the setting."""
     for environ in (CREDIT, {}):
         ended = on_lossy_links(collectives, environ)
-        assert [each.error for each in ended] == [None] * len(HOSTS)
+        assert [outcome.error for outcome in ended] == [None] * len(HOSTS)
         if environ:
-            assert all(each.result > 0 for each in ended)
+            assert all(outcome.result > 0 for outcome in ended)
         else:
-            assert all(each.result == 0 for each in ended)
+            assert all(outcome.result == 0 for outcome in ended)
 
 
 def test_a_killed_rank_is_lost() -> None:

@@ -147,10 +147,10 @@ def test_a_paused_interface_carries_no_data_until_it_is_resumed() -> None:
         environ = {**network.rendezvous(), "COMMLAYER_TOP": f"{network.address(0)}:29600"}
         places = [network.name(host) for host in range(HOSTS)]
         found = ranks.run(paused, HOSTS, timeout_s=240, environ=environ, places=places)
-    assert all(each["starts"] == found[0]["starts"] for each in found), "all ranks changed at the same steps"
-    for each in found:
-        before, during, after = each["parts"]
-        assert during["eth1"] < LITTLE * during["eth0"], each
-        assert during["eth0"] > VALUES, each
+    assert all(rank["starts"] == found[0]["starts"] for rank in found), "all ranks changed at the same steps"
+    for rank in found:
+        before, during, after = rank["parts"]
+        assert during["eth1"] < LITTLE * during["eth0"], rank
+        assert during["eth0"] > VALUES, rank
         for part in (before, after):
-            assert part["eth1"] > 0.1 * part["eth0"], each
+            assert part["eth1"] > 0.1 * part["eth0"], rank

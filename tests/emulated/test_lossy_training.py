@@ -146,7 +146,7 @@ def found(request: pytest.FixtureRequest) -> list[Any]:
 
 @pytest.mark.parametrize("policy", ["feedback", "urgent", "schedule"])
 def test_replicas_agree_and_nothing_is_forgotten(found: list[Any], policy: str) -> None:
-    results = [each[policy] for each in found]
+    results = [rank[policy] for rank in found]
     assert len({result["digest"] for result in results}) == 1
     assert max(result["error"] for result in results) < 1e-3
     assert sum(result["left"] for result in results) > 0
@@ -162,7 +162,7 @@ def test_replicas_agree_and_nothing_is_forgotten(found: list[Any], policy: str) 
 
 
 def test_the_ranks_are_told_all_losses(found: list[Any]) -> None:
-    results = [each["forgotten"] for each in found]
+    results = [rank["forgotten"] for rank in found]
     uncounted = sum(result["uncounted_bytes"] for result in results)
     ranks_per_host = 2 if len(found) == 4 else 1  # the sum of a host is lost as a whole, and one of its ranks notes it
     assert results[0]["lacking_bytes"] == ranks_per_host * uncounted
@@ -170,7 +170,7 @@ def test_the_ranks_are_told_all_losses(found: list[Any]) -> None:
 
 
 def test_the_counters_show_the_losses(found: list[Any]) -> None:
-    total = {name: sum(each["stats"][name] for each in found) for name in found[0]["stats"]}
+    total = {name: sum(rank["stats"][name] for rank in found) for name in found[0]["stats"]}
     sent = total["packets_sent"]
     assert 0.01 * sent < total["packets_lost"] < 0.2 * sent  # the links lose 2 %; a late packet is taken for lost
     assert 0 < total["packets_given_up"] < total["packets_lost"]
@@ -179,10 +179,10 @@ def test_the_counters_show_the_losses(found: list[Any]) -> None:
 
 
 def test_rescaling_makes_up_at_once(found: list[Any]) -> None:
-    results = [each["rescale"] for each in found]
+    results = [rank["rescale"] for rank in found]
     assert len({result["digest"] for result in results}) == 1
     assert all(result["exact"] for result in results)  # the mean of ones is one for any missing rank
-    assert all(each["integers"]["exact"] for each in found)
+    assert all(rank["integers"]["exact"] for rank in found)
 
 
 def _wrappers(rank: int, size: int) -> dict[str, Any]:

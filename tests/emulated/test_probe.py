@@ -53,9 +53,9 @@ def test_three_faults_are_named_and_nothing_else(tmp_path: Path) -> None:
     assert lines[0].startswith(f"{len(figures['findings'])} findings (4 hosts, 24 directions")
     assert max(len(line) for line in out.splitlines()) <= 80
     slow = [path for path in figures["paths"] if path["source"] == 3 and path["source_nic"] == "eth0"]
-    assert all(15e6 < each["rate_bps"] < 23e6 for each in slow)
+    assert all(15e6 < path["rate_bps"] < 23e6 for path in slow)
     lossy = [path for path in figures["paths"] if path["target"] == 2]
-    sent, lost, bursts = (sum(each[name] for each in lossy) for name in ("sent", "lost", "bursts"))
+    sent, lost, bursts = (sum(path[name] for path in lossy) for name in ("sent", "lost", "bursts"))
     assert 0.008 < lost / sent < 0.04
     assert 2 < lost / bursts < 7
 

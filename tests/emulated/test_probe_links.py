@@ -52,7 +52,7 @@ def test_a_bad_link_of_two_is_found_by_the_source_ports(tmp_path: Path, monkeypa
         for _ in range(_TRIES):
             figures = probe(hosts, "10.99.0.1", tmp_path / "probe.json", *options)
             there = next(path for path in figures["paths"] if path["source"] == 0)
-            found = [each for each in figures["findings"] if each["kind"] == "links"]
+            found = [entry for entry in figures["findings"] if entry["kind"] == "links"]
             if found and there["flows_rate_bps"] > 1.3 * there["rate_bps"]:
                 break
     (finding,) = found
@@ -63,7 +63,7 @@ def test_a_bad_link_of_two_is_found_by_the_source_ports(tmp_path: Path, monkeypa
     for flow in traced:
         assert (flow["lost"] >= 0.01 * flow["sent"]) == (flow["route"] == ["10.99.11.2"]), flow
     assert there["flows_rate_bps"] > 1.3 * there["rate_bps"]
-    (note,) = [each for each in figures["notes"] if "source port" in each]
+    (note,) = [text for text in figures["notes"] if "source port" in text]
     assert note.startswith("the network chooses among at least 2 links by source port")
     assert note.endswith("set COMMLAYER_PORTS=4")
 
@@ -73,8 +73,8 @@ def test_a_shared_uplink_is_found_when_all_send_at_once(tmp_path: Path) -> None:
     with two_switches(rate_mbit_s=40) as hosts:
         for _ in range(_TRIES):
             figures = probe(hosts, "10.98.0.1", tmp_path / "probe.json", *options)
-            found = [each for each in figures["findings"] if each["kind"] == "crossed"]
-            crossed = {(way["source"], way["target"]) for each in found for way in each["ways"]}
+            found = [entry for entry in figures["findings"] if entry["kind"] == "crossed"]
+            crossed = {(way["source"], way["target"]) for entry in found for way in entry["ways"]}
             shares = [
                 path["crossed"]["rate_bps"] / path["rate_bps"]
                 for path in figures["paths"]

@@ -75,7 +75,7 @@ def test_every_nic_has_a_name_and_the_machine_keeps_its_own(tmp_path: Path) -> N
     assert done.returncode == 0, done.stderr
     lines = [line.split() for line in done.stdout.splitlines()]
     assert sorted(lines) == [
-        [f"[{rank}]", *each] for rank in range(2) for each in (["10.87.0.1", "host0"], ["10.87.1.2", "host1-eth1"])
+        [f"[{rank}]", *names] for rank in range(2) for names in (["10.87.0.1", "host0"], ["10.87.1.2", "host1-eth1"])
     ]
     assert Path("/etc/hosts").read_text() == before
 

@@ -87,7 +87,7 @@ def encode(codec: Codec, values: Array, place: Place) -> Bytes:
             )
             assert (encoded[length:] == filling).all()
             found.append(encoded[:length])
-    assert all(same(each, found[0]) for each in found)
+    assert all(same(result, found[0]) for result in found)
     return found[0]
 
 
@@ -111,7 +111,7 @@ def decode(codec: Codec, encoded: Bytes, count: int, place: Place, sum_with: Arr
         )
         assert (values[count:] == 3).all()
         found.append(values[:count])
-    assert all(same(each, found[0]) for each in found)
+    assert all(same(result, found[0]) for result in found)
     return found[0]
 
 

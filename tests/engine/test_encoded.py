@@ -113,7 +113,7 @@ def test_a_shard_of_a_reduce_scatter_is_within_the_errors_of_its_contributions(
 
     with World(hosts, loss=0.01) as world, world.open_group() as team:
         shards, again, others = run(team, world, 7), run(team, world, 7), run(team, world, 8)
-        assert [each.tobytes() for each in again] == [shard.tobytes() for shard in shards]
+        assert [shard.tobytes() for shard in again] == [shard.tobytes() for shard in shards]
         rotates = codec == "int4"
         assert rotates == any((a != b).any() for a, b in zip(shards, others, strict=True))
         exact = np.sum([inputs(rank, world.size * HALVES_NUMEL) for rank in range(world.size)], axis=0, dtype="f8")
@@ -131,7 +131,7 @@ def test_gathered_shards_are_equal_on_all_ranks_and_within_the_errors_of_the_cod
     with World(hosts, loss=0.01) as world, world.open_group() as team:
         whole = [np.empty(world.size * HALVES_NUMEL, "f4") for _ in range(world.size)]
         world.on_each(lambda r: halve(team[r], "all_gather", ("f16", codec), inputs(r, HALVES_NUMEL), whole[r], 7))
-    assert all(each.tobytes() == whole[0].tobytes() for each in whole)
+    assert all(output.tobytes() == whole[0].tobytes() for output in whole)
     for rank, shard in enumerate(np.split(whole[0], len(whole))):
         right = inputs(rank, HALVES_NUMEL)
         error = np.square(shard - right).mean() / np.square(right).mean()

@@ -73,7 +73,7 @@ def test_numbers_do_not_depend_on_how_large_buckets_are() -> None:
     restored.load_state_dict(saved.state_dict())
     for pair in (model[2:], model[:2]):  # two, as DDP makes them: from the model's end
         restored.meet(pair)
-    assert [total(restored, each).tolist() for each in model] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert [total(restored, parameter).tolist() for parameter in model] == [[0, 1], [2, 3], [4, 5], [6, 7]]
 
 
 def test_parameters_keep_their_numbers_when_an_earlier_state_comes_back() -> None:
@@ -99,7 +99,7 @@ def test_the_residual_of_an_unused_parameter_waits() -> None:
     residual.spend(added)
     assert buffer.tolist() == [0, 0, 0, 1, 6, 1]
     residual.keep(torch.zeros(6), [a, b], [0, 3], [(0, 24)])  # nothing of it is lost again, as there was nothing
-    assert [len(each) for each in residual.state_dict()["kept"].values()] == [1]
+    assert [len(entries) for entries in residual.state_dict()["kept"].values()] == [1]
     assert residual.add_to(torch.ones(6), [a, b], [0, 3]).late == [(0, 3)]
 
 
@@ -211,7 +211,7 @@ def test_errors_are_kept_in_the_memory_of_the_last_ones() -> None:
     assert added.late == []
     feedback.spend(added)
     feedback.keep_errors(torch.full((10,), 0.5), [a, b], starts, [(0, 40)], [(8, 8)], added)
-    assert {each.values.data_ptr() for each in feedback._kept[a] + feedback._kept[b] if not each.late} == places
+    assert {entry.values.data_ptr() for entry in feedback._kept[a] + feedback._kept[b] if not entry.late} == places
     assert feedback.add_to(torch.ones(10), [a, b], starts).late == [(2, 4)]
 
 

@@ -274,7 +274,7 @@ def test_plans_are_loaded_for_as_long_as_they_live() -> None:
 def test_packed_head_of_a_request_fills_the_fields_it_names() -> None:
     request = ffi.new("struct cl_operation_request *")
     REQUEST_HEAD.pack_into(ffi.buffer(request), 0, 1, 2, 3, 4, 5, 6, 7, 2, 600)
-    addresses = [int(ffi.cast("uintptr_t", each)) for each in (request.plan, request.input, request.output)]
+    addresses = [int(ffi.cast("uintptr_t", pointer)) for pointer in (request.plan, request.input, request.output)]
     assert [*addresses, request.timeout_us, request.dtype, request.op] == [1, 2, 3, 4, 5, 6]
     assert [request.qos.priority, request.qos.treatment, request.qos.order] == [7, 2, 600]
 
@@ -302,7 +302,7 @@ def test_threads_that_load_a_plan_at_once_share_it(monkeypatch: pytest.MonkeyPat
         plan = deliver(0, team[0].hosts, (8,), (8,), team[0].staging_bytes, what=("test",))
         monkeypatch.setattr(group_module, "lib", Intercepted("cl_plan_create", create))
         loading = [world.threads.submit(team[0]._native_plan, plan) for _ in range(2)]
-        addresses = {each.result(PATIENCE_S) for each in loading}
+        addresses = {load.result(PATIENCE_S) for load in loading}
         assert addresses == {team[0]._native_plan(plan)}
 
 

@@ -80,7 +80,7 @@ def test_packets_are_as_large_as_both_ends_can_send(request: pytest.FixtureReque
         for numel in (10, 1000, 300_000):
             case = Case("all_reduce", DType.F32, numel)
             sums = world.on_each(lambda rank: run(team[rank], case))  # noqa: B023
-            assert all((each == 6.0).all() for each in sums)
+            assert all((total == 6.0).all() for total in sums)
         if wire == "mem":  # a port may still get packets for the closed engine of another test, which had it before
             assert [engine.stats()["packets_foreign"] for engine in world.engines] == [0] * 3
 
@@ -198,7 +198,7 @@ def test_a_description_that_is_none_is_refused(name: str, value: object) -> None
             CommError, match=r"rank [01] of group 'group 1': rank 1 describes itself with .*same version"
         ):
             world.open_group()
-        world.descriptions[1] = {each: good[each] for each in good if each != name}
+        world.descriptions[1] = {key: good[key] for key in good if key != name}
         with pytest.raises(CommError, match=f"rank 1 describes itself with {name}='missing'"):
             world.open_group()
         world.descriptions[1] = good

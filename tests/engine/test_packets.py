@@ -161,10 +161,10 @@ def conversation(key: bytes) -> list[Any]:
 
 def test_tags_in_a_capture_are_verified() -> None:
     found = list(captured(conversation(KEY)))
-    assert [dissect.KINDS[each.packet.kind] for each in found] == ["ACK", "DATA", "DATA", "ABORT"]
+    assert [dissect.KINDS[packet.packet.kind] for packet in found] == ["ACK", "DATA", "DATA", "ABORT"]
     verifier = Verifier(KEY, found)
     verifier._numbers[found[1].sender, found[1].receiver, False] = 0xFFFFFFF0  # the capture began long before
-    assert [verifier.verify(each) for each in found] == [True, True, True, False]
+    assert [verifier.verify(packet) for packet in found] == [True, True, True, False]
     alone: list[Captured] = found[1:2]
     assert Verifier(KEY, alone).verify(alone[0]) is None
 
@@ -196,7 +196,7 @@ def test_dissect_prints_json(tmp_path: Path) -> None:
     wrpcap(str(path), conversation(KEY))
     result = CliRunner().invoke(app, ["dissect", str(path), "--key", KEY.hex(), "--json", "-"])
     found = json.loads(result.output)
-    assert [each["tag_ok"] for each in found] == [True, True, True, False]
+    assert [row["tag_ok"] for row in found] == [True, True, True, False]
     captures = list(captured(conversation(KEY)))
     for each, packet in zip(found, captures, strict=True):
         assert each["kind"] == dissect.KINDS[packet.packet.kind]

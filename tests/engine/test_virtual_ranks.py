@@ -131,7 +131,7 @@ def run(codec: str, loss: float, steps: int) -> tuple[VirtualHook, list[Array], 
     model = Widths()
     hook = VirtualHook(list(model.parameters()), Fine(model), Policy(codec=codec), 4, loss, [3])
     exact = [gradients(step, 4, hook.size) for step in range(steps)]
-    return hook, [hook.average(rows.copy(), step) for step, rows in enumerate(exact)], [each.mean(0) for each in exact]
+    return hook, [hook.average(rows.copy(), step) for step, rows in enumerate(exact)], [rows.mean(0) for rows in exact]
 
 
 def share_of(errors: Sequence[Array], exact: Sequence[Array], values: slice) -> float:

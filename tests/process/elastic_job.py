@@ -77,10 +77,10 @@ def train(rank: int, size: int, plan: Plan) -> Report:
                 history.append(members)
                 times_s.append(time.time())
             if batch == 0:
-                for _, after_s in [each for each in plan.kills if each[0] == rank]:
+                for _, after_s in [kill for kill in plan.kills if kill[0] == rank]:
                     threading.Thread(target=_die, args=(store, rank, after_s), daemon=True).start()
-    state = [*model.state_dict().values(), *(each for of in optimizer.state.values() for each in of.values())]
-    digest = hashlib.sha256(b"".join(each.numpy().tobytes() for each in state)).hexdigest()
+    state = [*model.state_dict().values(), *(value for of in optimizer.state.values() for value in of.values())]
+    digest = hashlib.sha256(b"".join(tensor.numpy().tobytes() for tensor in state)).hexdigest()
     killed_s = {who: float(store.get(f"killed {who}")) for who, _ in plan.kills if store.check([f"killed {who}"])}
     if dist.is_initialized():
         dist.destroy_process_group()
@@ -104,16 +104,16 @@ def reports(plan: Plan, **options: Any) -> list[Report | None]:
     ]
     if errors:
         raise ranks.RanksError("\n".join(errors))
-    return [each.result for each in ended]
+    return [outcome.result for outcome in ended]
 
 
 def check(plan: Plan, **options: Any) -> list[float]:
     """Runs a plan of kills, and then one in which the same ranks leave at the same steps: both must have the same
     parameters, bit by bit. Returns the seconds from each kill to the end of the first step without that rank, on the
     last of the others."""
-    found = [each for each in reports(plan, **options) if each is not None]
-    assert len({each.digest for each in found}) == 1, "two states"
-    assert all(each.history == found[0].history for each in found)
+    found = [report for report in reports(plan, **options) if report is not None]
+    assert len({report.digest for report in found}) == 1, "two states"
+    assert all(report.history == found[0].history for report in found)
     history = found[0].history
     assert len(history) == STEPS
     leaves = tuple(
@@ -127,7 +127,7 @@ def check(plan: Plan, **options: Any) -> list[float]:
     assert last.history == history
     assert last.digest == found[0].digest, "not as if the ranks had left"
     return [
-        max(each.times_s[step] for each in found) - killed
+        max(report.times_s[step] for report in found) - killed
         for rank, killed in found[0].killed_s.items()
         if (step := next((step for step, members in enumerate(history) if rank not in members), None)) is not None
     ]
@@ -139,7 +139,7 @@ def random_plan(seed: int) -> Plan:
     victims = draw.sample(range(SIZE), draw.choice([1, 1, 1, 2, 2, 3]))
     at_once = draw.random() < 0.3
     first = draw.uniform(0.0, 0.05)
-    return Plan(seed, tuple((each, first if at_once else draw.uniform(0.0, 0.05)) for each in victims))
+    return Plan(seed, tuple((victim, first if at_once else draw.uniform(0.0, 0.05)) for victim in victims))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -151,7 +151,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for seed in range(given.first, given.first + given.seeds):
         found = check(random_plan(seed))
         waits += found
-        print(seed, " ".join(f"{each:.3f}" for each in found), flush=True)
+        print(seed, " ".join(f"{time_s:.3f}" for time_s in found), flush=True)
     waits.sort()
     print(
         f"{given.seeds} seeds, {len(waits)} kills: next step after the kill, s: "

@@ -15,6 +15,6 @@ def on_hosts(rank: int, size: int, hosts: Sequence[int]) -> Iterator[None]:
     found: dict[int, list[int]] = {}
     for each, host in enumerate(hosts):
         found.setdefault(host, []).append(each)
-    joining.group_hosts = lambda descriptions: tuple(tuple(each) for each in found.values())  # noqa: ARG005
+    joining.group_hosts = lambda descriptions: tuple(tuple(members) for members in found.values())  # noqa: ARG005
     with ranks.job(rank, size):
         yield

@@ -85,7 +85,7 @@ def test_random_splits_with_gradients(rank: int, size: int, hosts: Sequence[int]
         check(found, exact, codec, same)
         back = filled(received, width, dtype, 10 + rank)
         (gradient,) = torch.autograd.grad(found, rows, back)
-        transposed = [list(each) for each in zip(*matrix, strict=True)]
+        transposed = [list(column) for column in zip(*matrix, strict=True)]
         check(gradient, exact_of(transposed, rank, width, dtype, 10), codec, from_here(transposed, rank, hosts))
 
     with on_hosts(rank, size, hosts):

@@ -63,10 +63,10 @@ def test_a_rank_that_cannot_start_tells_the_others_why(environ: dict[str, str], 
     first, wrong, last = start(*others)
     assert wrong.kind == "ConfigError"
     assert wrong.text.startswith(f"rank 1 of group '0': {text}")
-    for each in (first, last):
-        assert each.kind == "CommError"
+    for outcome in (first, last):
+        assert outcome.kind == "CommError"
         reason = wrong.text.removeprefix("rank 1 of group '0': ")
-        assert each.text == f"rank 1 of group '0' on {HOST} could not start: {reason}"
+        assert outcome.text == f"rank 1 of group '0' on {HOST} could not start: {reason}"
 
 
 def _serves_the_store(rank: int, size: int) -> str:
@@ -115,9 +115,9 @@ def test_ranks_with_other_settings_are_refused(
     if variable == "COMMLAYER_WIRE":
         request.getfixturevalue("libfabric")
     for environs in ({}, ranks.UDP):
-        for each in start(environs, environs | environ, environs):
-            assert each.kind == "ConfigError"
-            assert each.text == f"{variable} differs within group '0': {told}; set the same on every rank"
+        for outcome in start(environs, environs | environ, environs):
+            assert outcome.kind == "ConfigError"
+            assert outcome.text == f"{variable} differs within group '0': {told}; set the same on every rank"
 
 
 def test_ranks_with_another_secret_are_refused(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_ranks_with_another_secret_are_refused(tmp_path: Path) -> None:
     assert "SECRET_FILE is another one on rank(s) 2, or" in first.text
     assert "SECRET_FILE is another one on rank(s) 2, or" in second.text
     assert "SECRET_FILE is another one on rank(s) 0, 1, or" in third.text
-    assert ["on rank(s) 1, or" in each.text for each in start({}, files[0])] == [True, False]
+    assert ["on rank(s) 1, or" in outcome.text for outcome in start({}, files[0])] == [True, False]
     ranks.run(_of_different_mtu, 3, [""] * 3, environ=files[0])
     (tmp_path / "secret 0").write_text("short\n")
     assert "it has 5 bytes; use at least 16" in start(files[0], files[0])[0].text
@@ -181,9 +181,9 @@ def _policies(rank: int, size: int, policies: Sequence[dict[str, Any]]) -> Refus
 def test_ranks_with_other_policies_are_refused(
     environ: dict[str, str], policies: Sequence[dict[str, Any]], told: str
 ) -> None:
-    for each in ranks.run(_policies, 2, policies, environ=environ):
-        assert each.text == f"Policy.{told} rank(s) 1; set the same on every rank"
-        assert each.seconds < AT_ONCE_S
+    for outcome in ranks.run(_policies, 2, policies, environ=environ):
+        assert outcome.text == f"Policy.{told} rank(s) 1; set the same on every rank"
+        assert outcome.seconds < AT_ONCE_S
 
 
 def _pair(rank: int, size: int) -> list[str]:
@@ -221,5 +221,5 @@ def test_a_destroyed_group_is_freed_at_once(rank: int, size: int) -> None:
     found = weakref.ref(group), weakref.ref(group._submitter)
     dist.destroy_process_group(group)
     del group
-    assert [each() for each in found] == [None, None]
+    assert [reference() for reference in found] == [None, None]
     gc.enable()

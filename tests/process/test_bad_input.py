@@ -93,7 +93,7 @@ def test_two_threads_that_call_in_another_order_on_each_rank(rank: int, size: in
         works.append(dist.broadcast(lab.tensor(values) if on_device else values, 0, async_op=True))
         first_has_called.set()
 
-    threads = [threading.Thread(target=each) for each in (reduce, broadcast)]
+    threads = [threading.Thread(target=call) for call in (reduce, broadcast)]
     for thread in threads:
         thread.start()
     for thread in threads:

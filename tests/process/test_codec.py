@@ -56,7 +56,7 @@ def test_rounding_errors_come_back(rank: int, size: int, codec: str, residual: A
         assert left.any()
         error = (result + left / size - right).square().mean() / right.square().mean()
         assert error < (1e-10 if residual == "f32" else 1e-6)
-    stored = sum(len(v) * v.itemsize for each in state.feedback._kept.values() for _, v, late in each if not late)
+    stored = sum(len(v) * v.itemsize for entries in state.feedback._kept.values() for _, v, late in entries if not late)
     assert stored == sum(p.numel() for p in model.parameters() if p.dim() > 1) * (4 if residual == "f32" else 2)
 
 
@@ -70,8 +70,8 @@ def test_overflow_reaches_every_rank_and_leaves_the_residual(rank: int, size: in
     for value in (float("inf"), float("nan")):
         inputs = directions(rank, 2)
         if rank == 1:
-            for each in inputs:
-                each.view(-1)[7] = value
+            for tensor in inputs:
+                tensor.view(-1)[7] = value
         gradients = step_of(model, inputs)
         assert not any(gradient.isfinite().all() for gradient in gradients)
         after = [total(state.feedback, parameter) for parameter in model.parameters()]
@@ -252,6 +252,6 @@ def test_sign_wants_the_optimizer(rank: int, size: int) -> None:
 @pytest.mark.parametrize(("codec", "most"), [("sign", 1.1), ("powersgd:2", 1.25), ("topk:0.05", 1.25)])
 @ranks.on(4, ranks.run_job, environ=ranks.NETWORK)
 def test_it_trains_with_sgd(rank: int, size: int, codec: str, most: float) -> None:
-    exact, encoded = (trained(rank, commlayer.Policy(codec=each, exact_steps=10)) for each in ("none", codec))
+    exact, encoded = (trained(rank, commlayer.Policy(codec=name, exact_steps=10)) for name in ("none", codec))
     assert exact < 0.01  # from 0.14 at the start
     assert encoded < most * exact

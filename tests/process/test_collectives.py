@@ -36,7 +36,7 @@ def test_tensors_of_any_layout(rank: int, size: int) -> None:
     assert number.item() == (3.0 if rank == 0 else 2.0)
     outputs = [torch.empty(()), torch.empty(())]
     dist.all_gather(outputs, number)
-    assert [each.item() for each in outputs] == [3.0, 2.0]
+    assert [result.item() for result in outputs] == [3.0, 2.0]
     leaf = torch.ones(4, requires_grad=True)
     dist.reduce(leaf, 0)
     dist.scatter(leaf, [torch.zeros(4), torch.ones(4)] if rank == 0 else None)

@@ -194,7 +194,7 @@ def _priorities_of_packets(rank: int, size: int) -> list[int]:
                     frames.append(Ether(frame))
         wire.close()
         found = dissect.captured(frames)
-        return [each.packet.priority for each in found if dissect.KINDS[each.packet.kind] == "DATA"]
+        return [captured.packet.priority for captured in found if dissect.KINDS[captured.packet.kind] == "DATA"]
 
 
 @pytest.mark.needs_root

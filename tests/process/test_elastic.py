@@ -40,7 +40,7 @@ def test_killed_ranks_of_hosts_that_share_no_memory() -> None:
 def test_ranks_leave_at_the_next_boundary(by_signal: bool) -> None:
     leaves = ((3, 2), (0, 5), (1, 5))
     found = elastic_job.reports(Plan(leaves=leaves, by_signal=by_signal))
-    assert [0 if each is None else len(each.history) for each in found] == [6, 6, STEPS, 3]
+    assert [0 if report is None else len(report.history) for report in found] == [6, 6, STEPS, 3]
     last = found[2]
     assert last is not None
     assert [len(members) for members in last.history] == [4] * 3 + [3] * 3 + [1] * 6
@@ -49,8 +49,8 @@ def test_ranks_leave_at_the_next_boundary(by_signal: bool) -> None:
 
 def test_all_ranks_leave_at_once() -> None:
     found = elastic_job.reports(Plan(leaves=tuple((rank, 4) for rank in range(SIZE)), min_size=3))
-    assert [each and len(each.history) for each in found] == [5] * SIZE
-    assert len({each.digest for each in found if each}) == 1
+    assert [report and len(report.history) for report in found] == [5] * SIZE
+    assert len({report.digest for report in found if report}) == 1
 
 
 def begin(rank: int, size: int, store: Any = None, **options: Any) -> tuple[nn.Parameter, Job]:
@@ -157,7 +157,7 @@ def test_a_second_life_on_the_same_store(rank: int, size: int) -> None:
                     job.leave()
                 (parameter * 1.0).sum().backward()
                 job.step()
-        assert job.members == [each for each in range(size) if each != 3 - life] or job.left
+        assert job.members == [member for member in range(size) if member != 3 - life] or job.left
         assert job.left == (rank == 3 - life)
         ranks.meet(f"life {life}", size)
         if dist.is_initialized():
@@ -182,8 +182,8 @@ def _too_few(rank: int, size: int) -> None:
 
 def test_fewer_than_min_size_end_the_job_on_all() -> None:
     ended = ranks.outcomes(_too_few, SIZE)
-    assert [each.exit_code for each in ended] == [0, -signal.SIGKILL, -signal.SIGKILL, 0]
-    assert [each.error for each in ended if each.exit_code == 0] == [None, None]
+    assert [outcome.exit_code for outcome in ended] == [0, -signal.SIGKILL, -signal.SIGKILL, 0]
+    assert [outcome.error for outcome in ended if outcome.exit_code == 0] == [None, None]
 
 
 @pytest.mark.parametrize("behind", [[0], [1, 3], [0, 1, 3]], ids=str)

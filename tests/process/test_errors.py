@@ -34,14 +34,14 @@ def test_a_mismatch_in_a_subgroup_tells_both_sides(rank: int, size: int) -> None
         text = str(error)
         who = f"rank {rank} of group '{pair.group_name}' (pair)"
         assert text.startswith(f"{who}: all_reduce 2 of float32 [2, {rank}], MAX: ranks disagree on the operation")
-        for each in (1, 2):
-            assert f"rank {each} called all_reduce 2 of float32 [2, {each}], MAX" in text
+        for number in (1, 2):
+            assert f"rank {number} called all_reduce 2 of float32 [2, {number}], MAX" in text
         assert (error.rank, error.culprit, error.host) == (rank, 2, socket.gethostname())
         assert (error.operation, error.sequence, error.group) == ("all_reduce", 2, pair.group_name)
         copy = pickle.loads(pickle.dumps(error))
         assert (str(copy), vars(copy)) == (text, vars(error))
     ranks.store().set(f"told {rank}", "1")
-    ranks.store().wait([f"told {each}" for each in range(size)])
+    ranks.store().wait([f"told {member}" for member in range(size)])
 
 
 @ranks.WIRES
@@ -57,7 +57,7 @@ def test_an_abort_is_told_on_all_ranks(rank: int, size: int) -> None:
     assert ("aborted by this rank" if rank == 1 else "rank 1 aborted its process group") in str(error)
     assert error.culprit == 1
     ranks.store().set(f"told {rank}", "1")
-    ranks.store().wait([f"told {each}" for each in range(size)])
+    ranks.store().wait([f"told {member}" for member in range(size)])
 
 
 @ranks.WIRES
@@ -82,7 +82,7 @@ def test_the_reason_of_a_slow_rank_comes_before_its_abort(rank: int, size: int) 
         assert "rank 1 aborted its process group" in str(error)
         assert error.culprit == 1
     ranks.store().set(f"told {rank}", "1")
-    ranks.store().wait([f"told {each}" for each in range(size)])
+    ranks.store().wait([f"told {member}" for member in range(size)])
 
 
 @ranks.on(3)

@@ -44,9 +44,9 @@ def programs(draw: st.DrawFn) -> Program:
     expert = draw(st.sampled_from([st.integers(0, count - 1), st.integers(-1, count - 1), st.sampled_from(some)]))
     token = st.lists(expert, min_size=k, max_size=k)
     ids = draw(st.lists(st.lists(token, max_size=6), min_size=SIZE, max_size=SIZE))
-    ids = [each or [] for each in ids]
+    ids = [row or [] for row in ids]
     return Program(
-        per_rank, [[*each] for each in ids], draw(st.integers(0, 99)), draw(st.booleans()), draw(st.booleans())
+        per_rank, [[*row] for row in ids], draw(st.integers(0, 99)), draw(st.booleans()), draw(st.booleans())
     )
 
 
@@ -62,11 +62,11 @@ class Job:
         def whole(*shape: int) -> Tensor:
             return torch.randint(-4, 5, shape, generator=drawn).double()
 
-        self.ids = [torch.tensor(each, dtype=torch.int64).view(-1, self.k) for each in program.ids]
-        self.tokens = [whole(len(each), WIDTH).requires_grad_(program.needs_tokens) for each in self.ids]
-        self.weights = [whole(len(each), self.k).requires_grad_(program.needs_weights) for each in self.ids]
+        self.ids = [torch.tensor(row, dtype=torch.int64).view(-1, self.k) for row in program.ids]
+        self.tokens = [whole(len(row), WIDTH).requires_grad_(program.needs_tokens) for row in self.ids]
+        self.weights = [whole(len(row), self.k).requires_grad_(program.needs_weights) for row in self.ids]
         self.matrices = [whole(WIDTH, OUT).requires_grad_() for _ in range(self.experts)]
-        self.gradients = [whole(len(each), OUT) for each in self.ids]
+        self.gradients = [whole(len(row), OUT) for row in self.ids]
 
     def output(self, rank: int) -> Tensor:
         """The reference, of one process."""
@@ -126,7 +126,7 @@ def test_random_programs_are_exact_and_send_each_token_once_to_a_host(rank: int,
         back = torch.tensor([sum(r for d, w, r in counts if (d, w) == (torch.float64, OUT)), copies])
         dist.all_reduce(back)
         assert back[0] == back[1]
-        wholes = [theirs.output(each) for each in range(SIZE)]
+        wholes = [theirs.output(member) for member in range(SIZE)]
         assert torch.equal(output, wholes[rank])
         torch.autograd.backward([output], [ours.gradients[rank]])
         torch.autograd.backward(wholes, theirs.gradients)
@@ -158,7 +158,7 @@ def test_codecs_round_rows_between_hosts_alone(rank: int, size: int, codec: str)
         is_same = (sent.rows == exact.rows).all(1)
         assert 0 < is_same.sum() < len(is_same)  # those of this host, and no others
         errors = [((sent.rows - exact.rows).norm() / exact.rows.norm()).item()]
-        one, other = (commlayer.experts.combine(each.rows * 2, each, policy=policy) for each in (sent, exact))
+        one, other = (commlayer.experts.combine(sending.rows * 2, sending, policy=policy) for sending in (sent, exact))
         one.sum().backward()
         assert tokens.grad is not None
         right = (2 * weights.sum(1, keepdim=True)).expand_as(tokens)
@@ -273,4 +273,4 @@ def die(rank: int, size: int) -> str:
 
 def test_a_dead_rank_is_an_error_on_every_other() -> None:
     ended = ranks.outcomes(die, SIZE, environ={**LOOPBACK, "COMMLAYER_PEER_TIMEOUT_S": "1"})
-    assert [each.result for each in ended[:3]] == ["PeerLostError"] * 3
+    assert [outcome.result for outcome in ended[:3]] == ["PeerLostError"] * 3

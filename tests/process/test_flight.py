@@ -75,7 +75,7 @@ def test_the_rank_that_skips_a_collective_is_named(
     tmp_path: Path, shared: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     ended = run_failing(rank_2_skips, 3, tmp_path, shared=shared)
-    assert "OperationTimeoutError" in "".join(each.error or "" for each in ended)
+    assert "OperationTimeoutError" in "".join(outcome.error or "" for outcome in ended)
     assert {path.name for path in tmp_path.iterdir()} >= {*(f"flight_{rank}.json" for rank in range(3)), "stacks_2.txt"}
     (fault,) = faults(tmp_path)
     assert (fault.missing_ranks, fault.collective_name, fault.collective_seq_id) == ({2}, "gloo:all_reduce", 4)
@@ -114,7 +114,7 @@ def rank_1_calls_another_size(rank: int, size: int) -> None:
 
 def test_the_rank_that_calls_another_size_is_named(tmp_path: Path) -> None:
     ended = run_failing(rank_1_calls_another_size, 3, tmp_path)
-    assert all("MismatchError" in (each.error or "") for each in ended)
+    assert all("MismatchError" in (outcome.error or "") for outcome in ended)
     (fault,) = faults(tmp_path)
     assert fault.collective_seq_id == 2
     # The analyzer compares with the first file that it finds, which may be that of rank 1.
@@ -144,9 +144,9 @@ def every_collective(rank: int, size: int, folder: str) -> None:
                 dist.all_to_all_single(both, both.clone(), async_op=work),
                 dist.barrier(async_op=work),
             ]
-            for each in done:
-                if each is not None:
-                    each.wait()
+            for ended in done:
+                if ended is not None:
+                    ended.wait()
         for tag in (0, 3):
             dist.send(own, 1, tag=tag) if rank == 0 else dist.recv(own, 0, tag=tag)
         dist.recv(own) if rank == 0 else dist.send(own, 0)

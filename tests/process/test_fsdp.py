@@ -277,7 +277,7 @@ def test_other_types_are_named(rank: int, size: int) -> None:
     mixed = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     rounded = [[direction.bfloat16() for direction in directions(r, 0)] for r in range(size)]
     for i, gradient in enumerate(gradients_of(sharded(DEFAULT, None, mixed), inputs)):
-        assert nmse(gradient, torch.stack([each[i].double() for each in rounded]).mean(0)) < 3 * NMSE["int8"]
+        assert nmse(gradient, torch.stack([gradients[i].double() for gradients in rounded]).mean(0)) < 3 * NMSE["int8"]
 
 
 @pytest.mark.parametrize("setting", [{"deterministic": True}, {"algorithm": "ring"}])

@@ -49,14 +49,14 @@ def test_states_share_the_groups_that_they_make(rank: int, size: int) -> None:
     local = [dataclasses.replace(policy, exact_steps=7), dataclasses.replace(policy, residual="bf16"), policy]
     ranks.init(rank, size, "gloo")
     first = commlayer.HookState(policy).group()
-    assert {commlayer.HookState(each).group() for each in local} == {first}
+    assert {commlayer.HookState(given).group() for given in local} == {first}
     assert commlayer.HookState(commlayer.Policy(priority=1)).group() is not first
     dist.destroy_process_group()
     ranks.init(rank, size, "gloo")
     assert not commlayer.HookState(policy).group().closed
     dist.destroy_process_group()
     ranks.init(rank, size)
-    assert {commlayer.HookState(each).group() for each in local} == {dist.group.WORLD}
+    assert {commlayer.HookState(given).group() for given in local} == {dist.group.WORLD}
     dist.destroy_process_group()
 
 
@@ -188,7 +188,7 @@ def test_a_state_is_for_one_model(rank: int, size: int) -> None:
         averages(second, state)
     averages(first, state)
     together = commlayer.HookState()
-    models = [DistributedDataParallel(each) for each in (first, second)]
+    models = [DistributedDataParallel(module) for module in (first, second)]
     for model in models:
         model.register_comm_hook(together, commlayer.allreduce_hook)
     with pytest.raises(RuntimeError, match="make a HookState for each model"):

@@ -139,7 +139,7 @@ def test_auto_stays_exact_on_a_fast_link_and_says_so() -> None:
 @pytest.mark.parametrize(("every", "fragments"), [(2, 2), (9, 4)])
 def test_auto_takes_the_least_number_of_steps_that_hides_the_network(every: int, fragments: int) -> None:
     # 14407 values of 0.77 bytes, 4/3 of them per sync: every - 0.5 steps.
-    size = sum(each.numel() for each in Net().parameters())
+    size = sum(parameter.numel() for parameter in Net().parameters())
     bytes_sent = 4 / 3 * size * (130 / 256 + 66 / 64) / 2
     found = ranks.run(decide, 3, 0.01, bytes_sent / (0.01 * (every - 0.5)), True, environ=ranks.NETWORK)
     assert len(set(found)) == 1  # all ranks agree

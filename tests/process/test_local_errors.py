@@ -101,7 +101,7 @@ def test_one_odd_rank_is_refused_on_all(rank: int, size: int, name: str) -> None
 @ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
 def test_models_that_are_refused(rank: int, size: int) -> None:
     check_refused("process group and `group` share the ranks", DistributedDataParallel(Net()))
-    alone = [dist.new_group([each]) for each in range(size)][rank]
+    alone = [dist.new_group([member]) for member in range(size)][rank]
     overlapped = DistributedDataParallel(Net(), process_group=alone, gradient_as_bucket_view=True)
     optimizer = sgd(overlapped)
     commlayer.overlap(overlapped, optimizer)
@@ -152,7 +152,7 @@ def test_weights_that_are_not_finite(rank: int, size: int, value: float) -> None
 
     with pytest.raises(commlayer.CommError, match="the weights of rank 1 are not finite"):
         run(model, rank, 8, spoil)
-    assert rank == 1 or all(bool(each.isfinite().all()) for each in model.parameters())
+    assert rank == 1 or all(bool(parameter.isfinite().all()) for parameter in model.parameters())
     dist.barrier()
 
 
@@ -177,12 +177,12 @@ def test_shared_weights_that_differ(rank: int, size: int) -> None:
 
 @ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
 def test_the_module_within_ddp_cannot_be_loaded(rank: int, size: int) -> None:
-    alone = [dist.new_group([each]) for each in range(size)][rank]
+    alone = [dist.new_group([member]) for member in range(size)][rank]
     model = DistributedDataParallel(Net(), process_group=alone)
     with begin(model, group=dist.group.WORLD):
-        for each in (model, model.module):
+        for module in (model, model.module):
             with pytest.raises(commlayer.ConfigError, match="within `with LocalSteps"):
-                each.load_state_dict(each.state_dict())
+                module.load_state_dict(module.state_dict())
 
 
 @ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
@@ -268,12 +268,12 @@ class Frozen(nn.Module):
 @ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
 def test_frozen_tied_and_unused_parameters(rank: int, size: int) -> None:
     model = Frozen()
-    before = [each.detach().clone() for each in model.frozen.parameters()]
+    before = [parameter.detach().clone() for parameter in model.frozen.parameters()]
     with begin(model) as local:
         train(model, local._optimizer, rank, range(9))
     assert all(torch.equal(one, other) for one, other in zip(before, model.frozen.parameters(), strict=True))
     assert model.tied.weight is model.layer.weight
-    values = torch.cat([each.detach().flatten() for each in model.parameters()])
+    values = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
     every = [torch.empty_like(values) for _ in range(2)]
     dist.all_gather(every, values)
     assert torch.equal(*every)
@@ -318,7 +318,7 @@ def test_changes_that_the_sites_do_not_share(rank: int, size: int, change: Any, 
     assert isinstance(error.value, commlayer.AbortedError) or text in str(error.value)
     everywhere: list[Any] = [None] * size
     dist.all_gather_object(everywhere, str(error.value))
-    assert any(text in each for each in everywhere)
+    assert any(text in texts for texts in everywhere)
 
 
 @ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
@@ -366,4 +366,4 @@ def open_end(rank: int, size: int) -> list[str]:
 
 def test_a_process_that_ends_within_with_says_so() -> None:
     for texts in ranks.run(open_end, 2, environ=ranks.NETWORK):
-        assert any("the process ends within `with`, after 1 steps" in each for each in texts)
+        assert any("the process ends within `with`, after 1 steps" in line for line in texts)

@@ -28,7 +28,7 @@ def begin(model: Any, optimizer: Any, codec: str) -> commlayer.LocalSteps:
 
 
 def values(model: nn.Module) -> Tensor:
-    return torch.cat([each.detach().flatten() for each in model.parameters()])
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 
 def copied(state: Any) -> Any:

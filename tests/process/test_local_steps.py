@@ -38,21 +38,21 @@ class Given(nn.Module):
         self.weights = nn.ParameterList(nn.Parameter(torch.randn(shape, generator=generator)) for shape in SHAPES)
 
     def values(self) -> Tensor:
-        return torch.cat([each.detach().flatten() for each in self.weights])
+        return torch.cat([weight.detach().flatten() for weight in self.weights])
 
     def step(self, optimizer: torch.optim.Optimizer, rank: int, step: int) -> Tensor:
         """A step of the optimizer; returns the gradient."""
         generator = torch.Generator().manual_seed(1000 * rank + step)
-        for each in self.weights:
-            each.grad = torch.randn(each.shape, generator=generator)
+        for weight in self.weights:
+            weight.grad = torch.randn(weight.shape, generator=generator)
         optimizer.step()
-        return torch.cat([each.grad.flatten() for each in self.weights if each.grad is not None])
+        return torch.cat([weight.grad.flatten() for weight in self.weights if weight.grad is not None])
 
 
 def equal_on_all(values: Tensor, group: dist.ProcessGroup | None = None) -> bool:
     every = [torch.empty_like(values) for _ in range(dist.get_world_size(group))]
     dist.all_gather(every, values, group=group)
-    return all(torch.equal(each, values) for each in every)
+    return all(torch.equal(other, values) for other in every)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,9 +159,9 @@ def test_counted_is_what_the_owners_have_added(rank: int, size: int) -> None:
     for codec, weight in (("int4-int8", None), ("int4-int8", 3.0 + rank), ("int8", None)):
         outcome = sync_of(group, difference, codec, weight)
         counted, exact = outcome.counted * (weight or 1), difference * (weight or 1)
-        for each in (counted, exact):
-            dist.all_reduce(each)
-        total = SIZE if weight is None else sum(3.0 + each for each in range(size))
+        for tensor in (counted, exact):
+            dist.all_reduce(tensor)
+        total = SIZE if weight is None else sum(3.0 + member for member in range(size))
         of_sum = float((outcome.average - counted / total).norm())  # the error of the sum alone, in 8 bits
         of_all = float((outcome.average - exact / total).norm())
         assert of_sum < 0.01 * float(outcome.average.norm())
@@ -194,7 +194,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, rank: int, steps: 
 @ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
 def test_averaging_after_each_step_of_sgd_is_ddp(rank: int, size: int) -> None:
     model, other = Net(), DistributedDataParallel(Net())
-    optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (model, other)]
+    optimizers = [torch.optim.SGD(module.parameters(), lr=0.1) for module in (model, other)]
     with commlayer.LocalSteps(model, optimizers[0], 1, 1, (1, 0), "none"):
         train(model, optimizers[0], rank, range(20))
     train(other, optimizers[1], rank, range(20))
@@ -214,10 +214,10 @@ def test_sites_of_two_ranks_train_with_ddp(rank: int, size: int, codec: str) -> 
     with commlayer.LocalSteps(model, optimizer, 4, 2, (1, 0), codec, group=between) as local:
         for step in range(10):
             train(model, optimizer, rank, [step])
-            assert equal_on_all(torch.cat([each.detach().flatten() for each in model.parameters()]), site)
+            assert equal_on_all(torch.cat([parameter.detach().flatten() for parameter in model.parameters()]), site)
         with local.averaged():
-            assert equal_on_all(torch.cat([each.detach().flatten() for each in model.parameters()]))
-    ours = torch.cat([each.detach().flatten() for each in model.parameters()])
+            assert equal_on_all(torch.cat([parameter.detach().flatten() for parameter in model.parameters()]))
+    ours = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
     assert equal_on_all(ours)
     if codec == "none":
         alone = Net()
@@ -225,10 +225,10 @@ def test_sites_of_two_ranks_train_with_ddp(rank: int, size: int, codec: str) -> 
         with commlayer.LocalSteps(alone, optimizer, 4, 2, (1, 0), codec, group=between):
             for step in range(10):
                 optimizer.zero_grad()
-                for each in (rank // 2 * 2, rank // 2 * 2 + 1):
-                    (loss_of(alone, each, step) / 2).backward()
+                for member in (rank // 2 * 2, rank // 2 * 2 + 1):
+                    (loss_of(alone, member, step) / 2).backward()
                 optimizer.step()
-        theirs = torch.cat([each.detach().flatten() for each in alone.parameters()])
+        theirs = torch.cat([parameter.detach().flatten() for parameter in alone.parameters()])
         assert torch.allclose(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
@@ -252,7 +252,7 @@ def test_compiled_models_and_grad_scalers(rank: int, size: int) -> None:
             scaler.step(optimizer)
             scaler.update()
         assert local.steps == 9 - 2 * rank
-    assert equal_on_all(torch.cat([each.detach().flatten() for each in model.parameters()]))
+    assert equal_on_all(torch.cat([parameter.detach().flatten() for parameter in model.parameters()]))
 
 
 def on_two_hosts(rank: int, size: int) -> None:

@@ -91,7 +91,7 @@ def test_matrices_arrive_however_they_lie_in_memory(rank: int, size: int, is_vie
         matrix = torch.randn(rows, 2, generator=generator) @ torch.randn(2, columns, generator=generator)
         inputs.append(matrix.view(weight.shape))
     for _ in range(3):
-        gradients = step_of(model, [each * (rank + 1) for each in inputs])
+        gradients = step_of(model, [tensor * (rank + 1) for tensor in inputs])
         for gradient, each in zip(gradients, inputs, strict=True):
             assert nmse(gradient, each * 1.5) < 1e-4
 
@@ -152,8 +152,8 @@ def test_overflow_reaches_every_rank_and_leaves_the_errors(rank: int, size: int)
     before = errors_of(state)
     inputs = directions(rank, 2)
     if rank == 1:
-        for each in inputs:
-            each.view(-1)[7] = float("inf")
+        for tensor in inputs:
+            tensor.view(-1)[7] = float("inf")
     assert not any(gradient.isfinite().all() for gradient in step_of(model, inputs))
     after = errors_of(state)
     assert all(torch.equal(before[i], after[i]) for i in LOW_RANK)

@@ -63,7 +63,7 @@ class Job:
         self.stages = [PipelineStage(Block((i + 1) * FORWARD_S), i, 2 * chunks, device, group=group) for i in indices]
         given = self.stages[0] if kind is Schedule1F1B else self.stages
         self.schedule = kind(given, MICROBATCHES, loss_fn=lambda output, target: (output - target).square().mean())
-        parameters = [each for stage in self.stages for each in stage.submod.parameters()]
+        parameters = [parameter for stage in self.stages for parameter in stage.submod.parameters()]
         self.optimizer = torch.optim.SGD(parameters, lr=0.1)
         self.inputs = torch.ones(2 * MICROBATCHES, WIDTH)
 

@@ -39,8 +39,8 @@ def kept_bytes(state: commlayer.HookState) -> int:
         elif isinstance(value, dict):
             count(list(value.values()))
         elif isinstance(value, (list, tuple)):
-            for each in value:
-                count(each)
+            for item in value:
+                count(item)
 
     low_rank = state.low_rank._powersgd
     count([state._memory, state.feedback._kept])
@@ -76,6 +76,6 @@ def test_bytes_per_parameter(rank: int, size: int, codec: str, residual: Any, of
         model(words).square().mean().backward()
         optimizer.step()
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    coded = sum(each.numel() for layer in model.module.layers for each in layer.parameters())
+    coded = sum(parameter.numel() for layer in model.module.layers for parameter in layer.parameters())
     expected = of_coded * coded + of_all * parameters
     assert 0.9 * expected <= kept_bytes(state) <= 1.1 * expected

@@ -56,7 +56,7 @@ def job(rank: int, size: int, port: int) -> None:
         dist.barrier()
         found = scraped(port + rank)
         assert found[f'commlayer_operations_done_total rank="{rank}"'] >= 2
-        assert any(each.startswith(f'commlayer_path_packets_sent_total rank="{rank}",peer=') for each in found)
+        assert any(line.startswith(f'commlayer_path_packets_sent_total rank="{rank}",peer=') for line in found)
         with pytest.raises(urllib.error.HTTPError, match="use /metrics"):
             scraped(port + rank, "/")
         if rank == 1:
@@ -104,4 +104,4 @@ def test_labels_are_escaped() -> None:
     assert f"commlayer_path_round_trip_seconds{{{labels}}} 0.0015" in found
     assert 'commlayer_waited_seconds_total{rank="None",peer="3"} 2.5' in found
     assert 'commlayer_packets_sent_total{rank="None"} 2' in found
-    assert not [each for each in found if "waited_us" in each]
+    assert not [line for line in found if "waited_us" in line]

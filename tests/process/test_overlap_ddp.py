@@ -86,7 +86,7 @@ class Trainer:
 
     def see_parameters(self) -> None:
         self.finish()
-        self.seen += [each.detach().clone() for each in self.model.state_dict().values()]
+        self.seen += [tensor.detach().clone() for tensor in self.model.state_dict().values()]
 
 
 Loop = Callable[[Trainer], None]
@@ -94,7 +94,9 @@ Loop = Callable[[Trainer], None]
 
 def compare(rank: int, loop: Loop, make: Make = OPTIMIZERS["AdamW"], **options: Any) -> Trainer:
     """Runs the loop plainly and overlapped; returns the overlapped training."""
-    return run_both(loop, *(Trainer.of(rank, overlapped=each, make=make, **options) for each in (False, True)))
+    return run_both(
+        loop, *(Trainer.of(rank, overlapped=overlapped, make=make, **options) for overlapped in (False, True))
+    )
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

@@ -62,7 +62,9 @@ Loop = Callable[[Training], None]
 
 def compare(rank: int, loop: Loop, make: Make = OPTIMIZERS["AdamW"], **options: Any) -> Training:
     """Runs the loop plainly and overlapped; returns the overlapped training."""
-    return run_both(loop, *(Training(rank, overlapped=each, make=make, options=options) for each in (False, True)))
+    return run_both(
+        loop, *(Training(rank, overlapped=overlapped, make=make, options=options) for overlapped in (False, True))
+    )
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -174,7 +176,7 @@ def test_classes_and_waits(rank: int, size: int) -> None:
 @ranks.on(2, on_fake)
 def test_encoded_weights_are_urgent_too(rank: int, size: int) -> None:
     training = Training(rank, overlapped=True, make=OPTIMIZERS["SGD"], options={"codec": "int8"})
-    gathers = [groups_of(each._get_fsdp_state())[0]._all_gather_comm for each in training.model[:LAYERS]]
+    gathers = [groups_of(layer._get_fsdp_state())[0]._all_gather_comm for layer in training.model[:LAYERS]]
     assert {(gather.policy.codec, gather.policy.priority) for gather in gathers} == {("bf16", 0)}
 
 

@@ -162,7 +162,7 @@ class Training:
 
 
 def check(rank: int, program: Program) -> None:
-    trainings = [Training(rank, program, overlapped=each) for each in (False, True)]
+    trainings = [Training(rank, program, overlapped=overlapped) for overlapped in (False, True)]
     for training in trainings:
         training.run()
     plain, ours = trainings

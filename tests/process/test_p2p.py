@@ -30,7 +30,7 @@ def native(size: int, rank: int) -> Group:
 def exchange(rank: int, size: int) -> list[int]:
     """Each rank sends each other one a large and many small messages, and receives half of them from any source."""
     group = native(size, rank)
-    others = [each for each in range(size) if each != rank]
+    others = [other for other in range(size) if other != rank]
     large = 20 << 20
     mine = content(large, rank)
     sends = [send(group, mine, other, 1) for other in others]
@@ -45,8 +45,8 @@ def exchange(rank: int, size: int) -> list[int]:
         handle.wait()
         assert (target == content(100, handle.source + of[handle.source])).all()
         of[handle.source] += 1
-    for each in (*receives, *sends):
-        each.wait()
+    for work in (*receives, *sends):
+        work.wait()
     for other in others:
         assert (targets[other] == content(large, other)).all()
     dist.barrier()
@@ -98,8 +98,8 @@ def pour(rank: int, size: int, after_s: float) -> tuple[str, float, int]:
         data = [content(length, number) for number, length in enumerate(lengths)]
         pending = deque[Handle]()
         while True:
-            for each in data:
-                pending.append(send(group, each, 0, 1))
+            for tensor in data:
+                pending.append(send(group, tensor, 0, 1))
             while len(pending) > 12:
                 pending.popleft().wait()
     received = 0

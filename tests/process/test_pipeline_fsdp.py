@@ -88,10 +88,10 @@ def test_weights_are_gathered_after_their_steps(rank: int, size: int) -> None:
     before = [(first, 3)] * (MICROBATCHES // 2) + [(first, 0)] * (MICROBATCHES // 2)  # two layers and the block
     assert left == before + [(second, 0)] * MICROBATCHES
     found = [(call.collective, class_) for call, _, class_ in native._native.operations]
-    assert [each for each in found if each[0] == "reduce_scatter"] == [("reduce_scatter", 7)] * 3 + [
+    assert [call for call in found if call[0] == "reduce_scatter"] == [("reduce_scatter", 7)] * 3 + [
         ("reduce_scatter", 1)
     ] * 3
-    assert [each for each in found if each[0] == "all_gather"] == [("all_gather", 0)] * 6
+    assert [call for call in found if call[0] == "all_gather"] == [("all_gather", 0)] * 6
     training.handle.finish()
 
 

@@ -55,7 +55,7 @@ def test_traces_have_the_metadata_of_collectives(tmp_path: Path) -> None:
     }.items() <= reduced.items()
     assert as_list(reduced["Process Group Ranks"]) == [0, 1, 2, 3]
     assert as_list(reduced["In split size"]) == []
-    names = [[each["Collective name"] for each in own] for own in arguments]
+    names = [[argument["Collective name"] for argument in own] for own in arguments]
     common = ["allreduce", "allreduce", "_allgather_base", "all_to_allv"]
     assert names == [
         [*common, "send", "barrier"],
@@ -76,7 +76,7 @@ def test_traces_have_the_metadata_of_collectives(tmp_path: Path) -> None:
 def test_without_shapes_events_have_no_metadata(tmp_path: Path) -> None:
     """torch keeps the arguments of an event only with record_shapes=True."""
     found = ranks.run(traced, 4, str(tmp_path), False)
-    assert [len(each) for each in found] == [6, 6, 6, 6]
+    assert [len(rank) for rank in found] == [6, 6, 6, 6]
     assert "Seq" not in found[0][0]["args"]
 
 
@@ -97,7 +97,7 @@ def as_list(value: Any) -> Any:
 
 
 def test_the_stride_of_ranks() -> None:
-    assert [stride(each) for each in ([3], [0, 1, 2], [1, 5, 9], [0, 1, 5], [5, 3])] == [0, 1, 4, -1, -2]
+    assert [stride(members) for members in ([3], [0, 1, 2], [1, 5, 9], [0, 1, 5], [5, 3])] == [0, 1, 4, -1, -2]
 
 
 def test_a_barrier_and_unusual_dtypes_have_metadata() -> None:

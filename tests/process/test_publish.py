@@ -72,7 +72,7 @@ def change(tensors: dict[str, Tensor], seed: int, share: float) -> None:
 
 
 def bits(tensors: dict[str, Tensor]) -> bytes:
-    return b"".join(each.contiguous().view(-1).view(torch.uint8).numpy().tobytes() for each in tensors.values())
+    return b"".join(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes() for tensor in tensors.values())
 
 
 @pytest.fixture
@@ -125,8 +125,8 @@ def test_readers_have_the_bits_of_the_writer(program: list[tuple[str, int, float
                 readers[number] = commlayer.subscribe(address)
             else:
                 publisher.close(0.0)
-                for each in readers:
-                    each.close()
+                for reader in readers:
+                    reader.close()
                 publisher = commlayer.publish(source, address)
                 version = max(committed) + 1
                 publisher.commit(version)
@@ -142,8 +142,8 @@ def test_readers_have_the_bits_of_the_writer(program: list[tuple[str, int, float
         assert len(digests) <= 1
     finally:
         publisher.close(0.0)
-        for each in readers:
-            each.close()
+        for reader in readers:
+            reader.close()
 
 
 def follow(address: str, pause_s: float, begun: Any, results: Any) -> None:
@@ -173,8 +173,8 @@ def test_three_processes_read_of_which_one_lags_and_one_joins_late(address: str)
         publisher.commit(version)
         committed[version] = bits(source)
         if version == 0:
-            for each in readers[:2]:
-                each.start()
+            for reader in readers[:2]:
+                reader.start()
             assert {begun.get(timeout=PATIENCE_S) for _ in range(2)} == set(pauses[:2])
         elif version == 20:
             readers[2].start()
@@ -182,9 +182,9 @@ def test_three_processes_read_of_which_one_lags_and_one_joins_late(address: str)
         time.sleep(0.02)
     publisher.close(PATIENCE_S)
     found = {pause: (seen, whole) for pause, seen, whole in (results.get(timeout=PATIENCE_S) for _ in readers)}
-    for each in readers:
-        each.join(PATIENCE_S)
-        assert each.exitcode == 0
+    for reader in readers:
+        reader.join(PATIENCE_S)
+        assert reader.exitcode == 0
     for seen, whole in found.values():
         assert whole == 1
         assert 39 in seen
@@ -283,15 +283,15 @@ def test_a_model_torn_between_two_versions_goes_back_to_the_first(address: str) 
     with commlayer.publish(source, address) as publisher, commlayer.subscribe(address) as reader:
         publisher.commit(1)
         next(reader).apply(model)
-        for each in source.buffers():
-            each.add_(1)
+        for buffer in source.buffers():
+            buffer.add_(1)
         publisher.commit(2)
         version = next(reader)
         with pytest.raises(KeyboardInterrupt):
             version.apply(model)
-        assert not any(each.any() for each in model.buffers())
+        assert not any(buffer.any() for buffer in model.buffers())
         version.apply(model)
-        assert all(each.all() for each in model.buffers())
+        assert all(buffer.all() for buffer in model.buffers())
         publisher.close(0.0)
 
 
@@ -306,12 +306,12 @@ def test_a_model_that_was_changed_goes_back_to_its_own_values(address: str) -> N
     with commlayer.publish(source, address) as publisher, commlayer.subscribe(address) as reader:
         publisher.commit(1)
         next(reader).apply(model)
-        for each in model.buffers():
-            each.add_(5)
+        for buffer in model.buffers():
+            buffer.add_(5)
         publisher.commit(2)
         with pytest.raises(KeyboardInterrupt):
             next(reader).apply(model)
-        assert [each.tolist() for each in model.buffers()] == [[5, 5, 5]] * 2
+        assert [buffer.tolist() for buffer in model.buffers()] == [[5, 5, 5]] * 2
         publisher.close(0.0)
 
 

@@ -56,13 +56,13 @@ class SlowLink:
                 if rate:
                     carried += len(piece)
                     time.sleep(len(piece) / rate)
-        for each in (source, sink):
+        for end in (source, sink):
             with contextlib.suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
+                end.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        for each in self._sockets:
-            each.close()
+        for opened in self._sockets:
+            opened.close()
 
 
 @pytest.fixture
@@ -157,8 +157,8 @@ def test_strangers_leave_descriptors_to_the_trainer(port: int) -> None:
     line.send("end")
     assert line.poll(PATIENCE_S)
     most, is_left = line.recv()
-    for each in strangers:
-        each.close()
+    for stranger in strangers:
+        stranger.close()
     process.join(PATIENCE_S)
     assert is_left
     assert most < DESCRIPTORS * 3 // 4

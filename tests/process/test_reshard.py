@@ -62,7 +62,7 @@ def _read(content: bytes) -> Any:
     ],
 )
 def test_residuals_of_all_ranks_reach_the_new_ones(codec: str, before: int, after: int, exact: tuple[int, ...]) -> None:
-    began = [_read(each) for each in ranks.run_job(begin, before, codec, environ=ranks.NETWORK)]
+    began = [_read(path) for path in ranks.run_job(begin, before, codec, environ=ranks.NETWORK)]
     states = [_file(state) for state in commlayer.reshard([state for state, _ in began], after)]
     assert len(states) == after
     (averages,) = _read(ranks.run_job(go_on, after, states, environ=ranks.NETWORK)[0])

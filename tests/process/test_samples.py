@@ -152,7 +152,7 @@ def test_equal_counts_change_no_bit(rank: int, size: int, codec: Any, count: flo
     policy = commlayer.Policy(codec=codec, deterministic=True)
     (plain, _), (ours, state) = hooked(policy), hooked(policy, samples=lambda: count)
     for step in range(3):
-        assert same_bits(*(step_of(each, directions(rank, step)) for each in (plain, ours)))
+        assert same_bits(*(step_of(trainer, directions(rank, step)) for trainer in (plain, ours)))
         assert state.weight == 1.0
 
 
@@ -163,7 +163,7 @@ def test_other_types(rank: int, size: int, dtype: torch.dtype) -> None:
     model, _ = hooked(commlayer.Policy(), dtype, samples=lambda: counts[rank])
     ours = step_of(model, directions(rank, 0, dtype))
     check_equal(ours, size)
-    every = [directions(each, 0, dtype) for each in range(size)]
+    every = [directions(member, 0, dtype) for member in range(size)]
     for one, *parts in zip(ours, *every, strict=True):
         exact = sum(n * part.double() for n, part in zip(counts, parts, strict=True)) / sum(counts)
         assert float((one - exact).norm() / exact.norm()) < 4 * torch.finfo(dtype).eps
@@ -199,7 +199,7 @@ class Trainer:
 @ranks.on(SIZE, ranks.run_job, environ=ranks.NETWORK)
 def test_overlap(rank: int, size: int, codec: Any, staleness: int) -> None:
     """The steps are those of the hook, bit by bit. With staleness, two steps of other weights are in flight."""
-    plain, ours = (Trainer(rank, codec, overlapped=each, staleness=staleness) for each in (False, True))
+    plain, ours = (Trainer(rank, codec, overlapped=overlapped, staleness=staleness) for overlapped in (False, True))
     if staleness:
         check_one_step_late(plain, ours)
     else:
@@ -233,8 +233,8 @@ def test_loss_scale(rank: int, size: int) -> None:
     for step, scale in enumerate((1.0, 1024.0, 8.0)):
         state.loss_scale, count = scale, (rank + step) % 3 + step
         ours = step_of(model, [direction * scale for direction in directions(rank, step)])
-        counts = [(each + step) % 3 + step for each in range(size)]
-        every = [directions(each, step) for each in range(size)]
+        counts = [(member + step) % 3 + step for member in range(size)]
+        every = [directions(member, step) for member in range(size)]
         for pair, one, *parts in zip(sums, ours, *every, strict=True):
             exact = sum(n * part.double() for n, part in zip(counts, parts, strict=True)) / sum(counts)
             pair[0], pair[1] = pair[0] + one.double() / scale, pair[1] + exact
@@ -260,7 +260,7 @@ def test_join(rank: int, size: int) -> None:
         if optimized is alone:
             for step in range(size):
                 optimizer.zero_grad()
-                losses(alone, torch.cat([samples(each, step) for each in range(step, size)])).mean().backward()
+                losses(alone, torch.cat([samples(member, step) for member in range(step, size)])).mean().backward()
                 optimizer.step()
             continue
         with model.join():

@@ -61,18 +61,18 @@ def run(group: Any, program: list[Sum], value: Callable[[Sum], Tensor]) -> list[
     """The results of a program. Those of a codec or a loss bound are all-reduced as hooks do it."""
     results: list[Tensor] = []
     works = []
-    for each in program:
-        tensor = value(each)
-        is_average = each.is_average and each.dtype != torch.int32
+    for call in program:
+        tensor = value(call)
+        is_average = call.is_average and call.dtype != torch.int32
         options = dist.AllreduceOptions()
         options.reduceOp = dist.ReduceOp(dist.ReduceOp.AVG if is_average else dist.ReduceOp.SUM)
-        options.asyncOp = each.is_async
-        if each.policy is not None and each.dtype == torch.float32:
-            work = group.allreduce_from(tensor, tensor, options, policy=each.policy, key=len(results))
+        options.asyncOp = call.is_async
+        if call.policy is not None and call.dtype == torch.float32:
+            work = group.allreduce_from(tensor, tensor, options, policy=call.policy, key=len(results))
         else:
             work = group.allreduce([tensor], options)
         works.append(work)
-        if not each.is_async:
+        if not call.is_async:
             work.wait()
         results.append(tensor)
     for work in works:

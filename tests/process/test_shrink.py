@@ -44,7 +44,7 @@ def check_world(first: list[int]) -> None:
     assert (first[rank], size) == (int(os.environ["FIRST_RANK"]), len(first))
     assert isinstance(dist.group.WORLD, CommProcessGroup)
     assert dist.get_process_group_ranks(None) == list(range(size))
-    assert total() == sum(10.0**each for each in first)
+    assert total() == sum(10.0**member for member in first)
     after, before = torch.zeros(3), torch.full((3,), float(rank))
     work = dist.irecv(after, (rank - 1) % size) if size > 1 else None
     if work is not None:
@@ -53,7 +53,7 @@ def check_world(first: list[int]) -> None:
         assert after[0].item() == (rank - 1) % size
     group = dist.new_group(sorted({0, size - 1}))
     if rank in (0, size - 1):
-        assert total(group) == sum(10.0**each for each in {first[0], first[-1]})
+        assert total(group) == sum(10.0**member for member in {first[0], first[-1]})
     torch.manual_seed(rank)
     model = DistributedDataParallel(nn.Linear(20, 3))
     model.register_comm_hook(commlayer.HookState(), commlayer.allreduce_hook)
@@ -61,7 +61,7 @@ def check_world(first: list[int]) -> None:
         model(torch.randn(4, 20)).square().mean().backward()
         gradients = [torch.zeros(60) for _ in range(size)]
         dist.all_gather(gradients, model.module.weight.grad.flatten())
-        assert all(each.equal(gradients[0]) for each in gradients)
+        assert all(gradient.equal(gradients[0]) for gradient in gradients)
 
 
 @FLAGS
@@ -145,7 +145,7 @@ def test_the_others_go_on_without_killed_ranks(
         with pytest.raises(commlayer.PeerLostError):
             list(map(total, [None] * 1000))
     dist.shrink_group(victims, shrink_flags=flags)
-    check_world([each for each in range(size) if each not in victims])
+    check_world([member for member in range(size) if member not in victims])
     dist.destroy_process_group()
 
 
@@ -155,7 +155,7 @@ def test_a_world_shrinks_until_one_rank_is_left(rank: int, size: int, flags: int
     begin(rank, size)
     left = list(range(size))
     for out in (1, 0, 1):  # ranks of the present WORLD
-        assert total() == sum(10.0**each for each in left)
+        assert total() == sum(10.0**member for member in left)
         if left[out] == rank:
             ranks.store().wait(["end"])
             dist.destroy_process_group()
@@ -262,7 +262,7 @@ def test_of_ranks_that_exclude_each_other_one_goes_on() -> None:
 def exclude_all_others(rank: int, size: int) -> bool:
     begin(rank, size)
     try:
-        dist.shrink_group([each for each in range(size) if each != rank])
+        dist.shrink_group([member for member in range(size) if member != rank])
     except commlayer.MismatchError as error:
         told = str(error)
         assert "have excluded this rank" in told or "pass the same ranks" in told

@@ -155,7 +155,7 @@ def test_counters_add_up() -> None:
         world.on_each(body)
         for engine in world.engines:
             report = engine.report()
-            stats, paths = report.stats, [path for each in report.paths.values() for path in each]
+            stats, paths = report.stats, [path for of_peer in report.paths.values() for path in of_peer]
             reasons = [stats[f"retransmitted_{reason}"] for reason in ("lost", "refused", "probes")]
             assert stats["packets_retransmitted"] == sum(reasons) > 0
             assert stats["packets_lost"] == sum(path["packets_lost"] for path in paths) > 0

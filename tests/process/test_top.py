@@ -71,7 +71,7 @@ def tells_the_slow_rank(view: dict[str, Any], size: int) -> bool:
     if view["job"]["live"] < size or not all(rank["steps"] for rank in view["ranks"]) or not view["job"]["slowest"]:
         return False
     exposed, late = ([rank[name] or 0.0 for rank in view["ranks"]] for name in ("exposed_step_s", "late_step_s"))
-    waits_least = all(each[SLOW] < min(each[:SLOW]) for each in (exposed, late))
+    waits_least = all(waits_s[SLOW] < min(waits_s[:SLOW]) for waits_s in (exposed, late))
     return bool(view["job"]["slowest"]["rank"] == SLOW and waits_least)
 
 
@@ -132,7 +132,7 @@ def check_scalars(size: int) -> None:
     (step,) = found["job/step_s"]
     assert step.step > 0
     assert step.value > 0.01
-    assert all(each.step == step.step for scalars in found.values() for each in scalars)
+    assert all(scalar.step == step.step for scalars in found.values() for scalar in scalars)
 
 
 def test_a_live_job_is_watched() -> None:

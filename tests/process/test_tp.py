@@ -120,12 +120,12 @@ def test_all_reduces_overlap_in_both_directions(rank: int, size: int) -> None:
         forward = events.copy()
         events.clear()
         output.sum().backward()
-        counts[parts] = [sum(kind == "start" for kind, _ in each) for each in (forward, events)]
-        for each in (forward, events):
+        counts[parts] = [sum(kind == "start" for kind, _ in order) for order in (forward, events)]
+        for order in (forward, events):
             if parts < 2:
-                assert len(exposed(each)) == counts[parts][each is events]
+                assert len(exposed(order)) == counts[parts][order is events]
             else:
-                assert exposed(each) == [max(n for _, n in each)], each  # the last one has nothing to hide behind
+                assert exposed(order) == [max(n for _, n in order)], order  # the last one has nothing to hide behind
         if handle is not None:
             handle.remove()
     assert counts == {0: [6, 12], 1: [6, 6], 2: [12, 12], 3: [18, 18]}

@@ -119,7 +119,7 @@ def test_results_are_those_of_the_whole_batch(rank: int, size: int) -> None:
         torch.testing.assert_close(weights, expected[2], rtol=1e-5, atol=1e-6)
     after = [vars(module) for module in layers.modules()]
     names = ("allreduce_dgrad", "disable_grad_reduce", "explicit_expert_comm", "skip_bias_add")
-    assert [[each.get(name) for name in names] for each in after] == [[e.get(name) for name in names] for e in before]
+    assert [[row.get(name) for name in names] for row in after] == [[e.get(name) for name in names] for e in before]
 
 
 @ranks.on(2, ranks.run_job)

@@ -50,7 +50,7 @@ def skewed(path: Path) -> None:
 
 def files_of(found: dict[str, Any]) -> dict[str, Any]:
     assert found["warnings"] == []
-    return {Path(each["path"]).name: each for rank in found["ranks"] for each in rank["files"]}
+    return {Path(file["path"]).name: file for rank in found["ranks"] for file in rank["files"]}
 
 
 def test_the_files_of_a_job_become_one_trace(tmp_path: Path) -> None:
@@ -105,9 +105,9 @@ def test_the_trace_of_a_training_has_its_steps_and_buckets(tmp_path: Path) -> No
     trace = json.loads(output.read_text())
     check(trace)
     drawn = [event for event in trace["traceEvents"] if event["ph"] == "X"]
-    assert sorted(each["name"] for each in drawn if each["name"].startswith("step ")) == sorted(
+    assert sorted(bar["name"] for bar in drawn if bar["name"].startswith("step ")) == sorted(
         [f"step {number}" for number in (2, 3, 4)] * 2
     )
-    buckets = [each for each in drawn if each["name"].endswith(": bucket 0")]
+    buckets = [bar for bar in drawn if bar["name"].endswith(": bucket 0")]
     assert len(buckets) == 8
     assert {bucket["args"]["class"] for bucket in buckets} == {5}

@@ -68,7 +68,7 @@ def test_trains_and_prints_the_output_of_the_page(page: str) -> None:
 def test_codecs_are_compared_with_exact_training() -> None:
     output = run("compress")
     assert shape(output) == shape("".join(blocks("compress", "")))
-    differences = [float(each) for each in re.findall(r"^[\w-]+: ([-+][\d.]+), from", output, re.MULTILINE)]
+    differences = [float(number) for number in re.findall(r"^[\w-]+: ([-+][\d.]+), from", output, re.MULTILINE)]
     assert len(differences) == 4
     assert any(differences)  # something was encoded
     assert max(map(abs, differences)) < 0.1

@@ -46,7 +46,7 @@ def torchrun(folder: Path) -> tuple[set[float], str]:
     environ = ranks.script_environ(COMMLAYER_IFNAME="lo", OMP_NUM_THREADS="1")
     ended = subprocess.run(command, env=environ, cwd=folder, capture_output=True, text=True, timeout=110, check=False)
     assert ended.returncode == 0, ended.stderr
-    return {float(each) for each in re.findall(r"sum ([\d.]+)", ended.stdout)}, ended.stderr
+    return {float(number) for number in re.findall(r"sum ([\d.]+)", ended.stdout)}, ended.stderr
 
 
 def sent_kib(log: str) -> float:
@@ -78,7 +78,7 @@ def train(model: DistributedDataParallel, optimizer: torch.optim.Optimizer, rank
         optimizer.zero_grad()
         model(torch.randn(8, 40, generator=generator)).square().mean().backward()
         optimizer.step()
-    return [each.detach().clone() for each in model.state_dict().values()]
+    return [tensor.detach().clone() for tensor in model.state_dict().values()]
 
 
 def made(**arguments: Any) -> tuple[DistributedDataParallel, torch.optim.Optimizer]:

@@ -98,8 +98,8 @@ def averages(rank: int, drawn: Program, within: Any) -> tuple[list[list[Tensor]]
         generator = torch.Generator().manual_seed(drawn.seed + 1000 * step + rank)
         model.zero_grad()
         model([torch.randn(1, size, generator=generator).to(drawn.dtype) for size in drawn.sizes]).backward()
-        found.append([each.grad.clone() for each in model.parameters() if each.grad is not None])
-    return found, [residual_of(state, each) for each in model.parameters()], state.averaged_bytes
+        found.append([parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None])
+    return found, [residual_of(state, parameter) for parameter in model.parameters()], state.averaged_bytes
 
 
 def residual_of(state: commlayer.HookState, parameter: Tensor) -> Tensor:
@@ -282,7 +282,7 @@ def test_a_skipped_step_has_never_happened(rank: int, size: int, codec: str) -> 
         inputs = directions(rank, 3)
         if rank == 2:
             inputs[0][0, 0] = torch.inf
-        assert not all(each.isfinite().all() for each in step_of(model, inputs))
+        assert not all(gradient.isfinite().all() for gradient in step_of(model, inputs))
         assert before
         assert same_bits(before, saved(state))
 

@@ -38,9 +38,9 @@ Some = TypeVar("Some", bound=Training)
 
 def run_both(loop: Callable[[Some], None], plain: Some, ours: Some) -> Some:
     """Runs the loop in both trainings and compares them; returns ours."""
-    for each in (plain, ours):
-        loop(each)
-        each.see_parameters()
+    for trainer in (plain, ours):
+        loop(trainer)
+        trainer.see_parameters()
     check_same(plain, ours)
     return ours
 
@@ -87,6 +87,6 @@ def check_one_step_late(plain: Training, stale: Training) -> None:
     one_step_late(plain)
     for step in range(STEPS):
         one_step(stale, step)
-    for each in (plain, stale):
-        each.see_parameters()
+    for trainer in (plain, stale):
+        trainer.see_parameters()
     check_same(plain, stale)

@@ -110,12 +110,12 @@ class Raw:
         ranks = set(addresses)
         until = time.monotonic() + duration_s
         while time.monotonic() < until:
-            for each in chance.sample(recorded := self._record(ranks), min(20, len(recorded))):
-                for counter, data in distorted(each, chance, auth=self._auth):
-                    self._send(each.sender, each.receiver, data, counter)
-                (other,) = ranks - {each.sender, each.receiver}
-                self._send(each.sender, other, bytes(each.packet), "forged")  # meant for another rank
-                self._send(each.receiver, each.sender, bytes(each.packet), "foreign")  # a mirror
+            for packet in chance.sample(recorded := self._record(ranks), min(20, len(recorded))):
+                for counter, data in distorted(packet, chance, auth=self._auth):
+                    self._send(packet.sender, packet.receiver, data, counter)
+                (other,) = ranks - {packet.sender, packet.receiver}
+                self._send(packet.sender, other, bytes(packet.packet), "forged")  # meant for another rank
+                self._send(packet.receiver, packet.sender, bytes(packet.packet), "foreign")  # a mirror
             for rank, address in enumerate(addresses):
                 sender = addresses[(rank + 1) % len(addresses)]
                 for counter, data in made_up((rank + 1) % len(addresses), rank, epoch, chance):
@@ -126,7 +126,7 @@ class Raw:
             return UDP in frame and IP in frame and (frame[IP].dst, frame[UDP].dport) in ranks
 
         frames = sniff(iface=self._interface, lfilter=ours, count=60, timeout=1)
-        return [each for each in dissect.captured(frames) if {each.sender, each.receiver} <= ranks]
+        return [packet for packet in dissect.captured(frames) if {packet.sender, packet.receiver} <= ranks]
 
     def _send(self, sender: Address, receiver: Address, data: bytes, counter: str) -> None:
         header: Any = IP(src=sender[0], dst=receiver[0])

@@ -48,7 +48,7 @@ def _live(rank: int, _size: int, kind: str) -> dict[str, int]:
             reductions = _reduce_until(store, rank, "attacked")
             dist.barrier()
             return {**_engine().stats(), "reductions": reductions}
-    addresses = [tuple(json.loads(store.get(f"address {each}"))) for each in range(SIZE)]
+    addresses = [tuple(json.loads(store.get(f"address {owner}"))) for owner in range(SIZE)]
     job = int(store.get("commlayer/job").split()[0])
     attacker = Raw("lo", os.environ["COMMLAYER_AUTH"]) if kind == "raw" else Plain()
     try:

@@ -121,4 +121,4 @@ def test_every_variant_is_right_where_nothing_is_lost(rank: int, size: int) -> N
         (result.backend.spec, result.wrong, result.not_counted, list(result.packets) == [*COUNTERS])
         for result in results
     ]
-    assert found == [(each, 0, 0.0, str(each).startswith("commlayer")) for each in specs]
+    assert found == [(backend, 0, 0.0, str(backend).startswith("commlayer")) for backend in specs]

@@ -178,4 +178,4 @@ def whole_states_from_rank_0(rank: int) -> Any:
     given: Any = states if rank == 0 else ({}, {})
     checkpoint.set_model_state_dict(other, given[0], options=options)
     checkpoint.set_optimizer_state_dict(other, moments, given[1], options=options)
-    return [whole(other.parameters()), whole(each["exp_avg"] for each in moments.state.values())]
+    return [whole(other.parameters()), whole(moment["exp_avg"] for moment in moments.state.values())]

@@ -156,7 +156,7 @@ def functional_collectives_with_gradients(rank: int) -> Any:
 
 
 def coalesced_collectives(rank: int) -> Any:
-    tensors = [torch.full((each,), rank + 1.0) for each in (3, 5)]
+    tensors = [torch.full((length,), rank + 1.0) for length in (3, 5)]
     with dist._coalescing_manager():
         for tensor in tensors:
             dist.all_reduce(tensor)

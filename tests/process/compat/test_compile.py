@@ -32,7 +32,7 @@ def _collectives(x: Tensor, group: Any) -> list[Tensor]:
     several = funcol.all_reduce_coalesced([summed, first], "max", group)
     parts = funcol.all_gather_into_tensor_coalesced([x, scattered], group)
     back = funcol.reduce_scatter_tensor_coalesced(parts, "sum", [0, 0], group)
-    return [each * 1 for each in (summed, gathered, scattered, turned, first, *several, *parts, *back)]
+    return [tensor * 1 for tensor in (summed, gathered, scattered, turned, first, *several, *parts, *back)]
 
 
 @pytest.mark.parametrize("backend", [None, "aot_eager"], ids=["eager", "compiled"])

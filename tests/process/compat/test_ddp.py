@@ -110,9 +110,9 @@ def test_powersgd_of_several_buckets(rank: int, size: int) -> None:
     model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
     for step in range(6):
         x = torch.randn(1, 64, generator=torch.Generator().manual_seed(100 * rank + step))
-        for each in (model, plain):
-            each.zero_grad()
-            each(x).square().mean().backward()
+        for module in (model, plain):
+            module.zero_grad()
+            module(x).square().mean().backward()
         for ours, own in zip(layers.parameters(), plain.parameters(), strict=True):
             assert own.grad is not None
             dist.all_reduce(own.grad, dist.ReduceOp.AVG)

@@ -23,7 +23,7 @@ def _detail(rank: int, size: int, backend: str) -> Any:
     dist.all_reduce(tensor, group=dist.new_group([0, 1]))
     dist.barrier()
     dist.destroy_process_group()
-    return [[loss.item() for loss in losses], [each.tolist() for each in state], tensor.tolist()]
+    return [[loss.item() for loss in losses], [parameter.tolist() for parameter in state], tensor.tolist()]
 
 
 def test_debug_mode_detail() -> None:

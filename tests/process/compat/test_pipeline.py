@@ -23,7 +23,7 @@ def _loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 
 def _pipeline(rank: int, size: int, name: str) -> Any:
-    kind: Any = {each.__name__: each for each in SCHEDULES}[name]
+    kind: Any = {made.__name__: made for made in SCHEDULES}[name]
     stages_per_rank = 2 if "Interleaved" in name else 1
     stages_total = stages_per_rank * size
     layers = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(stages_total)]

@@ -70,8 +70,8 @@ def found() -> dict[str, list[dict[str, Any]]]:
 
 @pytest.mark.parametrize("name", [case.__name__ for case in CASES])
 def test_case(found: dict[str, list[dict[str, Any]]], name: str) -> None:
-    ours, expected = ([each.get(name) for each in found[backend]] for backend in ("commlayer", "gloo"))
-    for each in (*ours, *expected):
-        assert each is not None, "an earlier case failed"
-        assert not isinstance(each, str) or not each.startswith("Traceback"), each
+    ours, expected = ([rank.get(name) for rank in found[backend]] for backend in ("commlayer", "gloo"))
+    for value in (*ours, *expected):
+        assert value is not None, "an earlier case failed"
+        assert not isinstance(value, str) or not value.startswith("Traceback"), value
     assert_same(ours, expected)

@@ -4,7 +4,7 @@ import json
 
 from .scene import NOTES
 
-cases = {(each["fault"], each["site"]): each for each in map(json.loads, NOTES.read_text().splitlines())}
+cases = {(note["fault"], note["site"]): note for note in map(json.loads, NOTES.read_text().splitlines())}
 print("| fault | ranks on | survivors get | noticed after | documented |")
 print("|---|---|---|---|---|")
 for (fault, site), case in sorted(cases.items()):

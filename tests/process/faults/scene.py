@@ -155,7 +155,12 @@ def survived(outcomes: list[ranks.Outcome], victim: int | None = None) -> dict[i
 def note(fault: str, site: str, seen: dict[int, Seen], limit_s: float | None = None) -> None:
     """Writes a case down, with the longest time any rank took to notice; None: there is no documented one."""
     NOTES.parent.mkdir(exist_ok=True)
-    errors = sorted({each.error or "none" for each in seen.values()})
-    line = {"fault": fault, "site": site, "errors": errors, "seconds": max(each.seconds for each in seen.values())}
+    errors = sorted({outcome.error or "none" for outcome in seen.values()})
+    line = {
+        "fault": fault,
+        "site": site,
+        "errors": errors,
+        "seconds": max(outcome.seconds for outcome in seen.values()),
+    }
     with NOTES.open("a") as file:
         file.write(json.dumps({**line, "limit_s": limit_s}) + "\n")

@@ -63,7 +63,7 @@ def traces() -> list[str]:
 def test_a_crashed_job_leaves_nothing_behind(wire: dict[str, str]) -> None:
     mine = set(traces())
     crashed = ranks.outcomes(_crash, 3, environ=wire)
-    assert [each.exit_code for each in crashed] == [-signal.SIGKILL] * 3
+    assert [outcome.exit_code for outcome in crashed] == [-signal.SIGKILL] * 3
     pids = [name for name in set(traces()) - mine if name.startswith("@cl-")]
     # Others may run jobs on this machine: only names of processes that are gone count.
     assert not [name for name in pids if not Path("/proc", str(int(name.split("-")[1], 16))).exists()]

@@ -137,7 +137,7 @@ def test_every_rank_learns_it(request: pytest.FixtureRequest, name: str) -> None
             assert f"culprit: rank {rank} on" not in each.text  # but: this one
             assert "call the same operations in the same order on all ranks" in each.text
             assert each.seconds < SLACK_S
-        assert len({culprit_of(each) for each in seen.values()}) == 1, (case, seen)
+        assert len({culprit_of(outcome) for outcome in seen.values()}) == 1, (case, seen)
         note(f"another {case} on one rank", f"{name}, {site.size} ranks", seen)
 
 

@@ -88,9 +88,9 @@ def test_one_of_two_paths_is_not_missed(network: Network, way: str, numel: int, 
     began = tmp_path / "began"
     with broken_later(network, way, ["eth1"], began):
         seen = survived(site.outcomes(_lives, began, numel, COMMLAYER_IFNAME="eth*"))
-    for each in seen.values():
-        assert each.error is None
-        assert each.seconds < REPAIR_S + SLACK_S
+    for outcome in seen.values():
+        assert outcome.error is None
+        assert outcome.seconds < REPAIR_S + SLACK_S
     size = "4 KB" if numel == 1000 else "4 MiB"
     note(f"{way}, one of two, {size} all-reduces", site.name, seen, REPAIR_S)
 

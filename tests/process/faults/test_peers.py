@@ -159,7 +159,7 @@ def test_a_rank_frozen_for_long_is_lost(site: Site) -> None:
 
 def test_a_rank_frozen_briefly_is_waited_for(site: Site) -> None:
     seen = survived(site.outcomes(_frozen, 1.5))
-    assert [each.error for each in seen.values()] == [None] * site.size
+    assert [outcome.error for outcome in seen.values()] == [None] * site.size
     note("SIGSTOP for 1.5 s", site.name, seen)
 
 
@@ -208,7 +208,7 @@ def _never_calls(rank: int, size: int) -> Seen:
     dist.distributed_c10d._set_pg_timeout(timedelta(seconds=1))
     mark()
     if rank == size - 1:
-        meeting().wait([f"noticed {each}" for each in range(size - 1)])
+        meeting().wait([f"noticed {peer}" for peer in range(size - 1)])
         return witness(small)
     seen = witness(small)
     meeting().set(f"noticed {rank}", "1")
@@ -230,12 +230,12 @@ def test_a_rank_that_never_calls_is_named_at_the_timeout(site: Site) -> None:
         assert culprit_of(each) in {late, *named}, (rank, each)
         assert "the operation timed out after 1" in each.text
         assert "did not call this operation; compare the ranks' logs, or raise the timeout" in each.text
-    for each in seen.values():
-        assert each.error in ("OperationTimeoutError", "AbortedError"), each
-        assert each.seconds < 1.0 + SLACK_S
+    for outcome in seen.values():
+        assert outcome.error in ("OperationTimeoutError", "AbortedError"), outcome
+        assert outcome.seconds < 1.0 + SLACK_S
     assert seen[late].error == "AbortedError"
     assert "the operation timed out after 1" in seen[late].text  # on the rank that failed first
-    assert len({culprit_of(each) for each in seen.values()}) == 1, seen
+    assert len({culprit_of(outcome) for outcome in seen.values()}) == 1, seen
     del seen[late]
     note("a rank never calls, timeout 1 s", site.name, seen, 1.0)
 
@@ -282,5 +282,5 @@ def _loop(rank: int, size: int) -> Seen:
 
 
 def test_the_watch_itself_sees_nothing(site: Site) -> None:
-    for each in survived(site.outcomes(_loop)).values():
-        assert each.error is None
+    for outcome in survived(site.outcomes(_loop)).values():
+        assert outcome.error is None

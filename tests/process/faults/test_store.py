@@ -48,10 +48,10 @@ def _serve(rank: int, size: int) -> Any:
 @ranks.WIRES
 def test_without_the_store_operations_go_on_and_new_groups_fail(wire: dict[str, str]) -> None:
     seen = survived(ranks.outcomes(_serve, 3, environ=wire), victim=2)
-    for each in seen.values():
-        assert each.error == "CommError", each
-        assert "the job's Store does not answer: the process that serves it (rank 0, or torchrun's" in each.text
-        assert each.seconds < SLACK_S
+    for outcome in seen.values():
+        assert outcome.error == "CommError", outcome
+        assert "the job's Store does not answer: the process that serves it (rank 0, or torchrun's" in outcome.text
+        assert outcome.seconds < SLACK_S
     note("store gone, new group", "one host" if not wire else "network", seen)
 
 
