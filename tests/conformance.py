@@ -115,7 +115,7 @@ def _tensor(values: oracle.Array, dtype: torch.dtype) -> torch.Tensor:
 
 def _parts(tensor: torch.Tensor, lengths: Sequence[int]) -> list[torch.Tensor]:
     """Copies of the parts of a tensor: in memory they are not neighbours."""
-    return [each.clone() for each in tensor.split(list(lengths))]
+    return [part.clone() for part in tensor.split(list(lengths))]
 
 
 def check(case: Case, group: dist.ProcessGroup | None = None, *, async_op: bool = False) -> None:
@@ -125,7 +125,7 @@ def check(case: Case, group: dist.ProcessGroup | None = None, *, async_op: bool 
     if case.op == "PREMUL_SUM":
         op = dist._make_nccl_premul_sum(float(oracle.PREMULTIPLIER))
     results, exact = _COLLECTIVES[case.collective](Run(case, rank, size, op, group, async_op))
-    result = torch.cat([each.flatten() for each in results]) if results else exact[:0]
+    result = torch.cat([output.flatten() for output in results]) if results else exact[:0]
     assert result.dtype == exact.dtype
     assert result.shape == exact.shape
     wrong = (_bytes(result) != _bytes(exact)).view(-1, result.element_size()).any(1).nonzero().flatten()
@@ -162,7 +162,7 @@ def _all_reduce_coalesced(run: Run) -> Result:
     tensors = _parts(tensor, [*[run.case.numel] * run.size, 0])
     opts = AllreduceCoalescedOptions()
     opts.reduceOp, opts.asyncOp = run.op, run.async_op
-    views = [torch.view_as_real(each) if each.is_complex() else each for each in tensors]
+    views = [torch.view_as_real(value) if value.is_complex() else value for value in tensors]
     _end(_group(run).allreduce_coalesced(views, opts))  # dist's own function is deprecated
     return tensors, exact
 
@@ -210,7 +210,7 @@ def _all_gather_coalesced(run: Run) -> Result:
     lengths = [run.case.numel, 3]
     outputs = [_parts(part, lengths) for part in torch.empty_like(exact).split(sum(lengths))]
     _end(_group(run).allgather_coalesced(outputs, _parts(tensor, lengths)))
-    return [each for row in outputs for each in row], exact
+    return [output for row in outputs for output in row], exact
 
 
 def _broadcast(run: Run) -> Result:
@@ -257,8 +257,8 @@ def _coalesced(run: Run) -> Result:
     tensor, sums_exact = run.oracle("all_reduce", size * numel)
     sums = _parts(tensor, [numel] * size)
     with dist._coalescing_manager(run.group, async_ops=run.async_op) as manager:
-        for each in sums:
-            dist.all_reduce(each, run.op, run.group)
+        for total in sums:
+            dist.all_reduce(total, run.op, run.group)
     manager.wait()
     part, gathered_exact = run.oracle("all_gather", 2 * numel)
     gathered = [part.new_empty(size * numel) for _ in range(2)]
@@ -285,7 +285,7 @@ def _send_receive(run: Run) -> Result:
     after, before = (run.rank + 1) % run.size, (run.rank - 1) % run.size
     if run.size == 1:
         return [], tensor[:0]
-    inputs, outputs = (_parts(each, [numel] * 2) for each in (tensor, torch.empty_like(tensor)))
+    inputs, outputs = (_parts(whole, [numel] * 2) for whole in (tensor, torch.empty_like(tensor)))
     works = [dist.isend(inputs[tag], group_dst=after, group=run.group, tag=tag) for tag in range(2)]
     for tag in (1, 0):
         dist.recv(outputs[tag], group_src=before, group=run.group, tag=tag)
@@ -297,7 +297,7 @@ def _send_receive(run: Run) -> Result:
 def _batch(run: Run) -> Result:
     """batch_isend_irecv: each rank to each other one, waited for in the opposite order."""
     tensor, exact = run.oracle("all_to_all")
-    inputs, outputs = (_parts(each, [run.case.numel] * run.size) for each in (tensor, torch.empty_like(exact)))
+    inputs, outputs = (_parts(whole, [run.case.numel] * run.size) for whole in (tensor, torch.empty_like(exact)))
     operations = []
     for peer in range(run.size):
         if peer == run.rank:

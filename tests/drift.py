@@ -34,7 +34,7 @@ def directions(rank: int, step: int, dtype: torch.dtype = torch.float32) -> list
 
 def mean(size: int, step: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
     every = [directions(rank, step, dtype) for rank in range(size)]
-    return [torch.stack(each).double().mean(0) for each in zip(*every, strict=True)]
+    return [torch.stack(tensors).double().mean(0) for tensors in zip(*every, strict=True)]
 
 
 def hooked(
@@ -67,7 +67,7 @@ def check_equal(tensors: list[Tensor], size: int) -> None:
     for tensor in tensors:
         theirs = [torch.empty_like(tensor) for _ in range(size)]
         dist.all_gather(theirs, tensor)
-        assert all(torch.equal(each, tensor) for each in theirs)
+        assert all(torch.equal(other, tensor) for other in theirs)
 
 
 def nmse(values: Tensor, exact: Tensor) -> float:

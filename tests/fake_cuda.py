@@ -168,11 +168,11 @@ class FakeCuda:
             self.pinned_left -= 1
         length = torch.Size(shape).numel() * dtype.itemsize
         with self._lock:
-            memory = next((each for each in self._free if len(each) == length), None)
+            memory = next((block for block in self._free if len(block) == length), None)
             if memory is None:
                 memory = torch.full((length,), 0xA5, dtype=torch.uint8)
             else:
-                self._free = [each for each in self._free if each is not memory]
+                self._free = [block for block in self._free if block is not memory]
         made = _view(memory, dtype, 0, shape)
         weakref.finalize(made, self._give_back, memory).atexit = False
         return made

@@ -38,25 +38,25 @@ class Virtual:
 
     def all_gather(self, shards: Shards, groups: Groups, dim: int) -> Shards:
         return [
-            torch.cat([self.receive(rank, group, each, shards[each]) for each in group], dim)
+            torch.cat([self.receive(rank, group, member, shards[member]) for member in group], dim)
             for rank, group in enumerate(groups)
         ]
 
     def reduce_scatter(self, values: Shards, groups: Groups, dim: int) -> Shards:
         found = []
         for rank, group in enumerate(groups):
-            parts = [values[each].chunk(len(group), dim)[group.index(rank)] for each in group]
+            parts = [values[member].chunk(len(group), dim)[group.index(rank)] for member in group]
             found.append(sum(self.receive(rank, group, e, p) for e, p in zip(group, parts, strict=True)))
         return found  # type: ignore[return-value]
 
     def all_reduce(self, values: Shards, groups: Groups) -> Shards:
-        flat = self.reduce_scatter([each.flatten() for each in values], groups, 0)
+        flat = self.reduce_scatter([value.flatten() for value in values], groups, 0)
         return [f.view(v.shape) for f, v in zip(self.all_gather(flat, groups, 0), values, strict=True)]
 
     def all_to_all(self, parts: list[Shards], groups: Groups) -> list[Shards]:
         """`parts[r][k]` goes from rank r to the k-th of its group."""
         return [
-            [self.receive(rank, group, each, parts[each][group.index(rank)]) for each in group]
+            [self.receive(rank, group, member, parts[member][group.index(rank)]) for member in group]
             for rank, group in enumerate(groups)
         ]
 
@@ -172,11 +172,11 @@ def layer(linears: Sequence[Linear], x: Shards, dy: Shards, local: Callable[[Ten
     between = (local, None, torch.nn.functional.gelu, None)
     inputs, outputs, values, skip = [], [], x, x
     for linear, function in zip(linears, between, strict=True):
-        values = [each.detach() for each in linear.forward(values)]
+        values = [value.detach() for value in linear.forward(values)]
         if function is not None:
-            inputs.append([each.requires_grad_() for each in values])
-            outputs.append([function(each) for each in values])
-            values = [each.detach() for each in outputs[-1]]
+            inputs.append([value.requires_grad_() for value in values])
+            outputs.append([function(value) for value in values])
+            values = [value.detach() for value in outputs[-1]]
         else:
             values = skip = [a + b for a, b in zip(values, skip, strict=True)]
     gradient = dy

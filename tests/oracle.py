@@ -80,7 +80,7 @@ def meaning(collective: str, rank: int, size: int, numel: int, root: int = 0) ->
         case "broadcast":
             return Meaning(numel, numel, True, [Clause(0, 0, numel, root)])
         case "reduce_scatter" | "reduce_scatter_uneven":
-            parts = [uneven(each, numel, root) if collective.endswith("uneven") else numel for each in range(size)]
+            parts = [uneven(member, numel, root) if collective.endswith("uneven") else numel for member in range(size)]
             return Meaning(sum(parts), parts[rank], False, [Clause(0, sum(parts[:rank]), parts[rank], ALL)])
         case "all_gather":
             return Meaning(numel, size * numel, False, [Clause(r * numel, 0, numel, r) for r in range(size)])
@@ -114,7 +114,7 @@ def output_of(means: Meaning, own: Array, inputs: Sequence[Array], op: str = "SU
     """The output of a rank with this meaning and its own input, from the inputs of all ranks."""
     output = own.copy() if means.in_place else np.empty(means.output_length, own.dtype)
     for target, source, length, owner in means.clauses:
-        parts = [each[source : source + length] for each in (inputs if owner == ALL else [inputs[owner]])]
+        parts = [values[source : source + length] for values in (inputs if owner == ALL else [inputs[owner]])]
         output[target : target + length] = reduced(parts, op) if owner == ALL else parts[0]
     return output
 

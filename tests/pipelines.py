@@ -221,9 +221,9 @@ def compare_late(
     plain = Training(rank, schedule, make, attached=False, steps=steps, **stages)
     _make_late(plain)
     ours = Training(rank, schedule, make, steps=steps, staleness=1, **stages)
-    for each in (plain, ours):
-        loop(each)
-        each.see_parameters()
+    for trainer in (plain, ours):
+        loop(trainer)
+        trainer.see_parameters()
     check_same(plain, ours, schedule, loop.__name__)
 
 

@@ -27,7 +27,7 @@ def _tensors_of(state: Any) -> list[Tensor]:
     if isinstance(state, Tensor):
         return [state.clone()]
     nested = [state[key] for key in sorted(state)] if isinstance(state, dict) else state
-    return [tensor for each in nested for tensor in _tensors_of(each)] if isinstance(nested, (list, tuple)) else []
+    return [tensor for item in nested for tensor in _tensors_of(item)] if isinstance(nested, (list, tuple)) else []
 
 
 def same_bits(first: list[Tensor], second: list[Tensor]) -> bool:

@@ -69,7 +69,7 @@ class Exchange:
                 self._changed.notify_all()
                 if not self._changed.wait_for(lambda: len(values) == self._size, PATIENCE_S):
                     raise TimeoutError(step)
-                return [values[each] for each in range(self._size)]
+                return [values[member] for member in range(self._size)]
 
         return exchange
 

@@ -45,8 +45,8 @@ def pack(wheel: Path, target: Path, wheels: Path) -> int:
     """Writes the archive; returns its bytes. Raises SystemExit if it is larger than the limit."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(target, "w:gz") as archive:
-        for each in (wheel, *sorted(wheels.iterdir())):
-            archive.add(each, f"{FOLDER}/wheels/{each.name}")
+        for file in (wheel, *sorted(wheels.iterdir())):
+            archive.add(file, f"{FOLDER}/wheels/{file.name}")
         checks = [path for path in sorted((ROOT / "tests" / "gpu").glob("*.py")) if path.name != "bundle.py"]
         for path in (*checks, *(ROOT / "tests" / name for name in ("__init__.py", "ranks.py", "fake_cuda.py"))):
             archive.add(path, f"{FOLDER}/{path.relative_to(ROOT)}")

@@ -73,7 +73,7 @@ def host_goes_on(lab: Lab, rank: int, size: int) -> None:
 
 def many_in_flight(lab: Lab, rank: int, size: int) -> None:
     """A hundred operations of different sizes, waited for in another order."""
-    tensors = [lab.tensor(torch.full((1 + 997 * each,), each + rank + 0.0)) for each in range(100)]
+    tensors = [lab.tensor(torch.full((1 + 997 * number,), number + rank + 0.0)) for number in range(100)]
     works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
     for work in reversed(works):
         work.wait()
@@ -190,7 +190,7 @@ def within(lab: Lab, rank: int, size: int) -> None:
         state = commlayer.HookState(commlayer.Policy(deterministic=True), within=dist.group.WORLD)
         model.register_comm_hook(state, commlayer.allreduce_hook)
         _loop(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), rank, device)
-        found.append([each.detach().cpu() for each in model.parameters()])
+        found.append([parameter.detach().cpu() for parameter in model.parameters()])
     for mine, theirs in zip(*found, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
 
@@ -287,8 +287,8 @@ def failure(lab: Lab, rank: int, size: int) -> None:
 
 
 CHECKS: dict[str, Check] = {
-    each.__name__: each
-    for each in (
+    check.__name__: check
+    for check in (
         collectives,
         rooted,
         order,
@@ -304,7 +304,7 @@ CHECKS: dict[str, Check] = {
     )
 }
 
-ON_GPUS: dict[str, Check] = {each.__name__: each for each in (ddp, amp, overlap, within, fsdp, hsdp)}
+ON_GPUS: dict[str, Check] = {check.__name__: check for check in (ddp, amp, overlap, within, fsdp, hsdp)}
 """These need a GPU: a fake of one does not order the kernels of a model behind its streams."""
 
 
@@ -349,5 +349,5 @@ def left(lab: Lab, rank: int, size: int) -> None:
         dist.all_reduce(tensor, async_op=True)
 
 
-UNTIDY: dict[str, Check] = {each.__name__: each for each in (killed, left)}
+UNTIDY: dict[str, Check] = {check.__name__: check for check in (killed, left)}
 """These do not leave the group."""

@@ -120,6 +120,6 @@ def contexts(rank: int, size: int) -> dict[str, float]:
 
 
 FIGURES: dict[str, Callable[[int, int], dict[str, Any]]] = {
-    each.__name__: each for each in (copies, all_reduce, ddp, fsdp, contexts)
+    figure.__name__: figure for figure in (copies, all_reduce, ddp, fsdp, contexts)
 }
 BESIDE_GLOO = ("all_reduce", "ddp", "fsdp")

@@ -130,7 +130,7 @@ class FakeGpu(Lab):
 
     def drains(self) -> dict[str, Callable[[], object]]:
         cuda = self.cuda
-        return {each.__name__: each for each in (cuda.first_use, cuda.free, cuda.read_pageable)}
+        return {check.__name__: check for check in (cuda.first_use, cuda.free, cuda.read_pageable)}
 
 
 def waits(lab: Lab) -> bool:

@@ -59,9 +59,9 @@ def main() -> int:
                 for world, backend in product(args.worlds, backends)
                 if left[world] != set()
             ]
-            outcomes += read(each.result() for each in runs)
-        skipped = [each for each in last(outcomes, args.reference).values() if each.outcome == "skipped"]
-        left = {world: {each.test for each in skipped if each.world == world} for world in args.worlds}
+            outcomes += read(future.result() for future in runs)
+        skipped = [outcome for outcome in last(outcomes, args.reference).values() if outcome.outcome == "skipped"]
+        left = {world: {outcome.test for outcome in skipped if outcome.world == world} for world in args.worlds}
 
     print("\n" + table(outcomes, backends) + "\n")
     failures = 0

@@ -29,7 +29,7 @@ class Outcome:
 
 def read(paths: Iterable[Path]) -> list[Outcome]:
     """The outcomes in these files of `world.py`."""
-    return [Outcome(**each) for path in paths for each in json.loads(path.read_text(encoding="utf-8"))]
+    return [Outcome(**fields) for path in paths for fields in json.loads(path.read_text(encoding="utf-8"))]
 
 
 @dataclass(frozen=True)
@@ -73,11 +73,13 @@ def table(outcomes: list[Outcome], backends: list[str]) -> str:
     for gate, world in places:
         cells = []
         for backend in backends:
-            here = [each for each in by_backend[backend].values() if (each.gate, each.world) == (gate, world)]
-            counts = Counter(each.outcome for each in here)
+            here = [
+                outcome for outcome in by_backend[backend].values() if (outcome.gate, outcome.world) == (gate, world)
+            ]
+            counts = Counter(outcome.outcome for outcome in here)
             cells.append(f"{counts['passed']:>20}{counts['failed']:>8}{counts['skipped']:>8}")
         lines.append(f"{gate:5} {world:5}  " + "  ".join(cells))
-    reasons = Counter(each.detail for each in by_backend[backends[-1]].values() if each.outcome == "skipped")
+    reasons = Counter(outcome.detail for outcome in by_backend[backends[-1]].values() if outcome.outcome == "skipped")
     lines += ["", f"skipped with {backends[-1]}, in all worlds:"]
     lines += [f"{count:5}  {reason.strip()}" for reason, count in reasons.most_common()]
     return "\n".join(lines)

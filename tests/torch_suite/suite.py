@@ -72,7 +72,7 @@ class Recorder(unittest.TestResult):
         self.write()
 
     def write(self) -> None:
-        self._path.write_text(json.dumps([asdict(each) for each in self._outcomes], indent=1), encoding="utf-8")
+        self._path.write_text(json.dumps([asdict(outcome) for outcome in self._outcomes], indent=1), encoding="utf-8")
 
     def addSuccess(self, test: unittest.TestCase) -> None:  # noqa: N802
         self._keep(test, "passed", "")

@@ -22,7 +22,7 @@ def test_only_tests_that_pass_with_the_reference_can_fail() -> None:
         Difference(2, "b", "failed", "passed", ""),
         Difference(2, "c", "passed", "missing", ""),
     ]
-    assert [each.is_failure for each in found] == [True, False, True]
+    assert [test.is_failure for test in found] == [True, False, True]
 
 
 def test_a_known_difference_is_no_failure() -> None:
@@ -44,6 +44,6 @@ def test_the_last_gate_counts() -> None:
 def test_outcomes_survive_their_file(tmp_path: Path) -> None:
     written = [outcome("gloo", "a", "skipped", detail="no GPU")]
     path = tmp_path / "results.json"
-    path.write_text(json.dumps([asdict(each) for each in written]), encoding="utf-8")
+    path.write_text(json.dumps([asdict(test) for test in written]), encoding="utf-8")
     assert read([path]) == written
     assert "    1  no GPU" in table(written, ["gloo"])

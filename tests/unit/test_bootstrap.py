@@ -55,7 +55,7 @@ def all_start(store: HashStore, order: Sequence[int] = (0, 1)) -> None:
     with ThreadPoolExecutor(size) as pool:
         started = [pool.submit(start, store, rank, size) for rank in order]
         told = [*(b"%d" % rank for rank in range(size)), *[b""] * size]
-        assert [each.result(10) for each in started] == [told] * size
+        assert [future.result(10) for future in started] == [told] * size
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
@@ -82,10 +82,10 @@ def test_ranks_whose_rank_0_died_go_on_with_the_next() -> None:
     Rendezvous(store, "7", 0, 3, timedelta(seconds=1))._publish(b"+dead")
     early = [Rendezvous(store, "7", rank, 3, timedelta(seconds=30)) for rank in (1, 2)]
     with ThreadPoolExecutor(3) as pool:
-        going = [pool.submit(each.exchange, "describe", b"%d" % each.rank) for each in early]
+        going = [pool.submit(rank.exchange, "describe", b"%d" % rank.rank) for rank in early]
         last = Rendezvous(store, "7", 0, 3, timedelta(seconds=30))
         going.append(pool.submit(last.exchange, "describe", b"0"))
-        assert [each.result(10) for each in going] == [[b"0", b"1", b"2"]] * 3
+        assert [future.result(10) for future in going] == [[b"0", b"1", b"2"]] * 3
 
 
 def test_ranks_that_wait_in_vain_name_none_of_each_other() -> None:

@@ -23,7 +23,7 @@ class Paths:
     def paths(self, peer: int) -> list[dict[str, int]]:  # noqa: ARG002
         if not self.heard_us:
             raise ClosedError("closed")
-        return [{"heard_us": each} for each in self.heard_us]
+        return [{"heard_us": heard_us} for heard_us in self.heard_us]
 
 
 def port(name: str, address: str, number: int) -> dict[str, Any]:
@@ -99,6 +99,6 @@ def test_a_culprit_may_be_unknown_or_this_rank() -> None:
 def test_a_rank_that_aborts_its_group_is_told_so_unless_another_one_failed(culprit: int | None, told: str) -> None:
     engine: Any = Paths([])
     diagnosis = Diagnosis(engine, "7", 0, descriptions(1, one_host=False), is_aborted_here=True)
-    for each in (culprit, 0) if culprit is None else (culprit,):
-        text = str(diagnosis.error(lib.CL_EABORTED, each, "", None)).replace(" (culprit: rank 4, this one)", "")
+    for peer in (culprit, 0) if culprit is None else (culprit,):
+        text = str(diagnosis.error(lib.CL_EABORTED, peer, "", None)).replace(" (culprit: rank 4, this one)", "")
         assert text.startswith(f"rank 4 of group '7': the group was aborted{told}")

@@ -20,7 +20,8 @@ PATIENCE_S = 30.0
 
 def ends_of(size: int, store: Any, dead: Collection[int] = ()) -> list[Exclusion]:
     return [
-        Exclusion(store, Members("7", rank, [10 + each for each in range(size)]), lambda: dead) for rank in range(size)
+        Exclusion(store, Members("7", rank, [10 + number for number in range(size)]), lambda: dead)
+        for rank in range(size)
     ]
 
 

@@ -74,11 +74,11 @@ def test_messages_count_by_pair_and_direction() -> None:
         calls.add(Call("receive", torch.float32, (), [(2,)], rank=1, tag=0))
     found = entries(record_of(calls))
     assert len(found) == 1000
-    sent = [each for each in found if "send" in each["profiling_name"]]
-    assert [each["collective_seq_id"] for each in sent] == list(range(201, 701))
+    sent = [entry for entry in found if "send" in entry["profiling_name"]]
+    assert [entry["collective_seq_id"] for entry in sent] == list(range(201, 701))
     assert sent[0]["process_group"] == ("9/4->7", "messages of some group")
     assert sent[0]["profiling_name"] == "gloo:send 0->1"
-    received = next(each for each in found if "recv" in each["profiling_name"])
+    received = next(entry for entry in found if "recv" in entry["profiling_name"])
     assert (received["process_group"][0], received["profiling_name"]) == ("9/7->4", "gloo:recv 0<-1")
     assert received["awaited_ranks"] == [7]
 

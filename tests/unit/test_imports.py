@@ -154,7 +154,7 @@ def full_name(module: str) -> str:
 
 def own_name(name: str) -> str | None:
     """The name below `commlayer` of a module that an import statement names in full; None: it is none of ours."""
-    if name in BESIDE or name.startswith(tuple(f"{each}." for each in BESIDE)):
+    if name in BESIDE or name.startswith(tuple(f"{folder}." for folder in BESIDE)):
         return name
     is_own = name == "commlayer" or name.startswith("commlayer.")
     return name.removeprefix("commlayer").lstrip(".") if is_own else None
@@ -240,7 +240,7 @@ def c_circles(sources: dict[str, str]) -> list[set[str]]:
         new = includes[noun] - {noun}
         while new:
             found |= new
-            new = set().union(*(includes[each] for each in new)) - found
+            new = set().union(*(includes[header] for header in new)) - found
         return found
 
     below = {noun: reached(noun) for noun in includes}
@@ -287,7 +287,7 @@ def circle(imports: dict[str, set[str]]) -> list[str]:
             return path[path.index(path[-1]) :]
         if path[-1] in done:
             return []
-        found = next(filter(None, (search([*path, each]) for each in sorted(imports[path[-1]]))), [])
+        found = next(filter(None, (search([*path, module]) for module in sorted(imports[path[-1]]))), [])
         done.add(path[-1])
         return found
 

@@ -93,9 +93,9 @@ def test_settings_that_must_agree_are_part_of_a_plans_signature() -> None:
     ]
     made = [lossy(**policy) for policy in policies]
     how: dict[str, Any] = {"rank": 0, "hosts": FLAT, "numel": 1 << 20, "itemsize": 4}
-    signatures = {plan_for("all_reduce", settings=each.settings, **how).signature for each in made}
+    signatures = {plan_for("all_reduce", settings=policy.settings, **how).signature for policy in made}
     assert len(signatures | {plan_for("all_reduce", settings=RELIABLE, **how).signature}) == 4
-    assert len({each.plan_key for each in made}) == 3
+    assert len({policy.plan_key for policy in made}) == 3
 
 
 def test_only_sums_of_floating_point_numbers_can_lose() -> None:

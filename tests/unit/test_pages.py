@@ -205,7 +205,7 @@ def has_figure(page: str, figure: str) -> bool:
     if re.search(rf"\| {re.escape(figure)}(?![\d.])", page):
         return True
     digits = len(figure.partition(".")[2])
-    return any(f"{float(each):.{digits}f}" == figure for each in re.findall(r"\| (\d+\.\d+)(?![\d.])", page))
+    return any(f"{float(cell):.{digits}f}" == figure for cell in re.findall(r"\| (\d+\.\d+)(?![\d.])", page))
 
 
 def test_figures_of_the_readme_are_those_of_the_page_that_has_them() -> None:
@@ -225,7 +225,7 @@ def test_figures_of_the_readme_are_those_of_the_page_that_has_them() -> None:
     for line in measured:
         _, _, ours, other, ratio, command = (cell.strip() for cell in line.strip("|").split("|"))
         page = ROOT / f"docs/{pages[command.split()[2].strip('`')]}.md"
-        figures = [each.removesuffix(" s") for each in (ours, other) if each]
+        figures = [cell.removesuffix(" s") for cell in (ours, other) if cell]
         if page.stem == "overlap":  # its columns have the unit
             figures = [figure.removesuffix(" ms") for figure in figures]
         figures += [ratio.removesuffix("x")] * bool(ratio)

@@ -39,7 +39,7 @@ def watch(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, rec
     """A watch of two paths to rank 5, which looks when the test says so."""
     monkeypatch.setattr(module, "Engine", FakeEngine)
     monkeypatch.setattr(module, "PERIOD_S", 1000.0)
-    ends = [{"interface": f"eth{each}", "address": f"10.0.{each}.1", "port": 20001} for each in range(2)]
+    ends = [{"interface": f"eth{number}", "address": f"10.0.{number}.1", "port": 20001} for number in range(2)]
     FakeEngine.found = {5: [{**ALIVE, **end} for end in ends]}
     caplog.set_level(logging.INFO, "commlayer")
     made = Watch()
@@ -78,8 +78,8 @@ def test_a_short_death_is_not_missed(watch: Watch, caplog: pytest.LogCaptureFixt
 def test_the_flight_record_has_the_readings(watch: Watch, recorder: Recorder, caplog: pytest.LogCaptureFixture) -> None:
     told(watch, caplog, packets_sent=7)
     told(watch, caplog, packets_sent=9, round_trip_us=120)
-    found = [each for each in recorder.dump("test")["paths"] if each["name"] == PATH.removeprefix("path ")]
-    assert [each["packets_sent"] for each in found] == [7, 9]
+    found = [entry for entry in recorder.dump("test")["paths"] if entry["name"] == PATH.removeprefix("path ")]
+    assert [entry["packets_sent"] for entry in found] == [7, 9]
     assert found[1]["round_trip_us"] == 120
     assert found[0]["time_ns"] <= found[1]["time_ns"]
 

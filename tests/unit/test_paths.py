@@ -116,7 +116,7 @@ def common(*processes: dict[str, Any]) -> list[str]:
 
 def test_the_common_interface_reaches_all_ranks() -> None:
     two = ("10.0.0.{0}/24", "10.0.1.{0}/24", LOOPBACK)
-    first, second, third = (process(peer, *(each.format(peer) for each in two)) for peer in (1, 2, 3))
+    first, second, third = (process(peer, *(address.format(peer) for address in two)) for peer in (1, 2, 3))
     assert common(first, second, third) == ["eth0"] * 3
     second["ports"][0]["running"] = False
     assert common(first, second, third) == ["eth1"] * 3

@@ -65,4 +65,4 @@ def test_a_process_of_another_host_that_does_not_beat_is_dead_after_the_timeout(
     until(lambda: ends[0].dead([1, 2]) == {1, 2})
     assert time.monotonic() - begin > 0.3
     ends[0].close()
-    assert not [each for each in threading.enumerate() if each.name == "commlayer-pulse"]
+    assert not [thread for thread in threading.enumerate() if thread.name == "commlayer-pulse"]

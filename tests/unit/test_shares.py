@@ -32,7 +32,7 @@ class Exchange:
     def add(self, rank: int, request: Request) -> None:
         self.requests[rank] = request
         if len(self.requests) == self.size:
-            sent = [(ctypes.c_double * 2).from_address(self.requests[each].source) for each in range(self.size)]
+            sent = [(ctypes.c_double * 2).from_address(self.requests[member].source) for member in range(self.size)]
             for other in self.requests.values():
                 received = (ctypes.c_double * (2 * self.size)).from_address(other.target)
                 received[:] = [value for pair in sent for value in pair]

@@ -71,7 +71,7 @@ def test_one_rank_of_each_host_names_the_late_one(caplog: pytest.LogCaptureFixtu
     for rank in ranks[:3]:
         rank.waits.oldest().submitted_s -= STALL_S  # type: ignore[union-attr]
     told = [warnings_of(rank, caplog) for rank in ranks[:3]]
-    assert [len(each) for each in told] == [1, 0, 1]
+    assert [len(lines) for lines in told] == [1, 0, 1]
     for number, (text,) in ((10, told[0]), (12, told[2])):
         assert text.startswith(f"rank {number} of group '0': all_reduce 2 of float32 [3], SUM")
         assert text.endswith(" has waited 12 s: rank 13 on host1 has not called it; see the warning there")
@@ -166,7 +166,7 @@ def test_the_oldest_of_many_is_found() -> None:
 
 def test_a_store_that_is_gone_is_asked_ever_less() -> None:
     watch = StallWatch(30.0)
-    assert [watch.pause_after(asks=False, failures=each) for each in (0, 1, 3, 6, 99)] == [5, 10, 40, 320, 320]
+    assert [watch.pause_after(asks=False, failures=failures) for failures in (0, 1, 3, 6, 99)] == [5, 10, 40, 320, 320]
     assert watch.pause_after(asks=True, failures=0) == stall.ANSWER_LOOK_S
 
 

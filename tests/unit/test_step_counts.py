@@ -16,7 +16,7 @@ class Source:
 
 def test_steps_are_counted_by_source() -> None:
     counts, first, second = StepCounts(), Source(), Source()
-    assert [counts.add(each) for each in (first, second, first)] == [(0, 1), (1, 1), (0, 2)]
+    assert [counts.add(optimizer) for optimizer in (first, second, first)] == [(0, 1), (1, 1), (0, 2)]
 
 
 def test_a_freed_optimizer_leaves_no_steps_to_one_that_gets_its_memory() -> None:

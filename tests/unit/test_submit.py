@@ -172,8 +172,8 @@ def test_a_scalars_work_is_kept_until_a_wait() -> None:
         start()
     assert first() is not None
     later = [start() for _ in range(5 * SCALARS_KEPT)]
-    for each in later:
-        work = each()
+    for reference in later:
+        work = reference()
         assert work is not None
         work.wait()
     del work
@@ -182,7 +182,7 @@ def test_a_scalars_work_is_kept_until_a_wait() -> None:
         assert work is not None
         work.wait()
     assert first() is not None
-    assert sum(each() is not None for each in later) < 2 * SCALARS_KEPT
+    assert sum(reference() is not None for reference in later) < 2 * SCALARS_KEPT
 
 
 def test_scalars_without_a_wait_are_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,11 +54,11 @@ def test_members_that_leave_wait_for_the_others() -> None:
 @settings(deadline=None, max_examples=60)
 @given(st.sets(st.sampled_from(MEMBERS), max_size=4), st.data())
 def test_there_is_one_verdict_with_all_that_are_dead(dead: set[int], data: Any) -> None:
-    living = [each for each in MEMBERS if each not in dead]
-    known = {each: data.draw(st.sets(st.sampled_from(sorted(dead)))) if dead else set() for each in living}
+    living = [member for member in MEMBERS if member not in dead]
+    known = {member: data.draw(st.sets(st.sampled_from(sorted(dead)))) if dead else set() for member in living}
     leavers = data.draw(st.sets(st.sampled_from(living)))
-    for each in leavers:
-        known[each] = known[each] | leavers
+    for member in leavers:
+        known[member] = known[member] | leavers
     assert agree_all(known, dead) == [dead | leavers] * len(living)
 
 

@@ -136,7 +136,7 @@ def test_tshark_shows_the_fields_of_all_packets(tmp_path: Path) -> None:
     assert len(shown) == len(sent), done.stderr
     for columns, datagram in zip(shown, sent, strict=True):
         for name, column in zip(names, columns, strict=True):
-            assert [_number(each) for each in column] == [getattr(DLCP(bytes(each)), name) for each in datagram], name
+            assert [_number(cell) for cell in column] == [getattr(DLCP(bytes(given)), name) for given in datagram], name
     bad = [*start, "-Y", "_ws.malformed || _ws.lua.error"]
     assert subprocess.run(bad, check=True, capture_output=True, text=True).stdout == ""
 

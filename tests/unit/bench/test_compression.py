@@ -36,8 +36,8 @@ def test_every_system_runs_once_a_round_and_each_begins_one() -> None:
     jobs = in_turns(3)
     count = len(SYSTEMS)
     rounds = [[job.system for job in jobs[i * count : (i + 1) * count]] for i in range(3)]
-    assert all(sorted(each) == sorted(job.system for job in SYSTEMS) for each in rounds)
-    assert len({each[0] for each in rounds}) == 3
+    assert all(sorted(names) == sorted(job.system for job in SYSTEMS) for names in rounds)
+    assert len({names[0] for names in rounds}) == 3
 
 
 def test_table_compares_with_the_best_gloo_in_16_bits() -> None:

@@ -91,8 +91,10 @@ def test_a_difference_outside_the_interval_is_distinguishable(shift: float, dist
 
 def test_a_condition_without_all_seeds_is_left_out() -> None:
     part = content(0.0)
-    part["logs"] = [each for each in part["logs"] if each["job"]["seed"] != 3 or each["job"]["system"] != "feedback"]
-    assert [each.treatment for each in compare(part)] == [AGAIN]
+    part["logs"] = [
+        entry for entry in part["logs"] if entry["job"]["seed"] != 3 or entry["job"]["system"] != "feedback"
+    ]
+    assert [pair.treatment for pair in compare(part)] == [AGAIN]
     assert "Nothing has been measured" in table({"logs": []})
 
 

@@ -19,7 +19,7 @@ def differences(mean: float, deviation: float) -> list[float]:
     """Twelve with this mean and sample deviation."""
     plain = [float(i) for i in range(12)]
     spread = statistics.stdev(plain)
-    return [mean + deviation * (each - 5.5) / spread for each in plain]
+    return [mean + deviation * (value - 5.5) / spread for value in plain]
 
 
 def test_interval_and_p_value() -> None:

@@ -28,9 +28,9 @@ def figures(claim: Claim, runs: dict[str, Any]) -> Figures:
 
 
 def test_every_claim_has_its_run_and_size() -> None:
-    for each in CLAIMS:
-        words = RUNS[each.run].split()
-        assert each.variant.removesuffix("iB") in words[words.index("--sizes") + 1].split(",")
+    for stated in CLAIMS:
+        words = RUNS[stated.run].split()
+        assert stated.variant.removesuffix("iB") in words[words.index("--sizes") + 1].split(",")
         assert {"gloo", "commlayer"} == set(words[words.index("--backends") + 1].split(","))
 
 

@@ -62,8 +62,8 @@ def test_rates_are_bytes_of_float32_per_second(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(bench, "seconds_of", lambda call, *_: 1e-6 + seconds.get(call, 0))  # 1 us is the call itself
     memcpy, row = bench.codec_rows(1024, ("int8",), ("scalar",), 3)
     assert memcpy["copy"]["gb_s"] == pytest.approx(1.024 / 1.5)
-    assert [row[each]["gb_s"] for each in bench.OPERATIONS] == pytest.approx([1.024 / 3, 1.024 / 2, 1.024 / 5])
-    assert [row[each]["of_memcpy"] for each in bench.OPERATIONS] == pytest.approx([0.5, 0.75, 0.3])
+    assert [row[name]["gb_s"] for name in bench.OPERATIONS] == pytest.approx([1.024 / 3, 1.024 / 2, 1.024 / 5])
+    assert [row[name]["of_memcpy"] for name in bench.OPERATIONS] == pytest.approx([0.5, 0.75, 0.3])
     assert "    0.34      50    0.51      75    0.20      30" in bench.codec_table([memcpy, row])[-1]
 
 

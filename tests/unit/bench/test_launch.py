@@ -22,8 +22,8 @@ def test_ranks_import_the_package_of_the_launcher(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(launch, "_process", process)
     monkeypatch.setenv("PYTHONPATH", "elsewhere")
     assert launch.launch(Spec((BackendSpec("gloo"),), (4096,)), 2) == 0
-    assert [each["RANK"] for each in environments] == ["0", "1"]
-    for each in environments:
-        first, *others = each["PYTHONPATH"].split(os.pathsep)
+    assert [variables["RANK"] for variables in environments] == ["0", "1"]
+    for variables in environments:
+        first, *others = variables["PYTHONPATH"].split(os.pathsep)
         assert Path(first, "commlayer/__init__.py").exists()
         assert others == ["elsewhere"]

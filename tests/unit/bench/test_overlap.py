@@ -19,8 +19,8 @@ def logs(step_s: dict[str, list[float]], busy: float = 0.1) -> list[dict[str, An
     rounds = zip(*([(name, value) for value in values] for name, values in step_s.items()), strict=True)
     return [
         {"job": dataclasses.asdict(Job(name)), "step_s": [value] * 3, "busy": busy}
-        for each in rounds
-        for name, value in each
+        for values in rounds
+        for name, value in values
     ]
 
 

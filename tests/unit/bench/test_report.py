@@ -132,7 +132,7 @@ def test_barrier_has_times_only() -> None:
 def test_footer_gives_the_verdict_and_the_average_of_each_backend(wrong: int, verdict: str) -> None:
     baseline = measurement("gloo", 1000.0)
     fast = measurement("fast", 500.0, wrong=wrong)
-    lines = report.footer([report.row(SPEC, each, baseline) for each in (baseline, fast)])
+    lines = report.footer([report.row(SPEC, measured, baseline) for measured in (baseline, fast)])
     assert lines[0].endswith(verdict)
     assert [line.split()[-2:] for line in lines[1:]] == [["12.0000", "gloo"], ["24.0000", "fast"]]
 

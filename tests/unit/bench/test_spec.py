@@ -75,7 +75,7 @@ def test_bad_settings_are_named(text: str, message: str) -> None:
 
 def test_congestion_control_keeps_the_settings() -> None:
     backends = [BackendSpec.parse("gloo:chunks=2")]
-    assert [str(each) for each in expand_tcp_cc(backends, ["bbr"])] == ["gloo/bbr:chunks=2"]
+    assert [str(backend) for backend in expand_tcp_cc(backends, ["bbr"])] == ["gloo/bbr:chunks=2"]
 
 
 def test_json_round_trip() -> None:

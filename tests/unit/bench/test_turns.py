@@ -135,6 +135,6 @@ def test_the_warm_up_is_neither_timed_nor_recorded(monkeypatch: pytest.MonkeyPat
     log = turns.timed(lambda: turns.Accelerator.compute("step", next(seconds)), 2, 3, trace=True)
     recorded, turns.Accelerator.spans = turns.Accelerator.spans, None
     assert len(log["step_s"]) == len(recorded or ()) == 3
-    assert all(each >= 0.001 for each in log["step_s"])
+    assert all(step_s >= 0.001 for step_s in log["step_s"])
     assert next(seconds, None) is None
     assert {"busy", "of_ranks"} < log.keys()

@@ -35,12 +35,12 @@ def reduce(
     **options: Any,
 ) -> list[list[Tensor]]:
     """One step of one bucket on all ranks; `average` is that of the factors. Returns each rank's averaged gradients."""
-    results = [[each.clone() for each in own] for own in gradients]
+    results = [[tensor.clone() for tensor in own] for own in gradients]
     begun: list[Compression] = []
     for rank, result in zip(ranks, results, strict=True):
         begun.append(rank.compress(numbers or range(len(result)), result, **options))
-    exact = shifted(mean([each.exact for each in begun]), len(ranks))
-    left = shifted(average([each.left for each in begun]), len(ranks))
+    exact = shifted(mean([rank.exact for rank in begun]), len(ranks))
+    left = shifted(average([rank.left for rank in begun]), len(ranks))
     projected = [each.project(averaged) for each, averaged in zip(begun, left, strict=True)]
     right = shifted(average(projected), len(ranks))
     for i, compression in enumerate(begun):

@@ -229,7 +229,7 @@ def begin_together(choices: list[Choice]) -> None:
     def agree(own: Sequence[float]) -> Sequence[float]:
         offers.append(own)
         meet.wait()
-        return [max(each) for each in zip(*offers, strict=True)]
+        return [max(column) for column in zip(*offers, strict=True)]
 
     with ThreadPoolExecutor(len(choices)) as ranks:
         list(ranks.map(lambda choice: choice.begin_step(100, 0.0, agree), choices))

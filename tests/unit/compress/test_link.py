@@ -19,7 +19,7 @@ def busy(sent_bytes: float, rate: float, latency_s: float) -> tuple[float, float
 
 @pytest.mark.parametrize("others", [(1e6,), (1e6, 1e6), (1e6, 2e5), (1.9e6, 2e5)])
 def test_two_codecs_tell_latency_and_rate_apart(others: tuple[float, ...]) -> None:
-    link = measured(*(busy(each, 12.5e6, 0.03) for each in (3e6, *others)))
+    link = measured(*(busy(size, 12.5e6, 0.03) for size in (3e6, *others)))
     assert link.latency_s == pytest.approx(0.03)
     assert 1 / link.seconds_per_byte == pytest.approx(12.5e6)
 

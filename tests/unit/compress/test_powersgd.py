@@ -36,17 +36,17 @@ def test_the_result_is_the_papers(rank: int, size: int, rows: int, columns: int,
     generator = torch.Generator().manual_seed(seed)
     q = torch.randn(columns, rank, generator=generator, dtype=torch.float64)
     ranks = team(size, rank, min_compression=1.0)
-    for each in ranks:
-        state = {**each.state_dict(), "right": {0: q.T.float().contiguous()}}
-        each.load_state_dict(state)
+    for rank in ranks:
+        state = {**rank.state_dict(), "right": {0: q.T.float().contiguous()}}
+        rank.load_state_dict(state)
     errors = [torch.zeros(rows, columns, dtype=torch.float64) for _ in ranks]
     for step in range(3):
         gradients = draw(size, [(rows, columns)], seed + step)
         results = reduce(ranks, gradients)
         inputs = [own[0].double() + kept for own, kept in zip(gradients, errors, strict=True)]
-        p = gram_schmidt(mean([each @ q for each in inputs]))
-        q = mean([each.T @ p for each in inputs])
-        errors = [each - p @ q.T for each in inputs]
+        p = gram_schmidt(mean([matrix @ q for matrix in inputs]))
+        q = mean([matrix.T @ p for matrix in inputs])
+        errors = [matrix - p @ q.T for matrix in inputs]
         torch.testing.assert_close(results[0][0].double(), p @ q.T, rtol=1e-3, atol=1e-3)
         for each, kept in zip(ranks, errors, strict=True):
             torch.testing.assert_close(error(each, 0, (rows, columns)).double(), kept, rtol=1e-3, atol=1e-3)
@@ -78,7 +78,7 @@ def test_results_and_errors_add_up_to_the_mean(
             total[i] += results[0][i]
             wanted[i] += mean(list(own))
     for i, shape in enumerate(shapes):
-        left_over = mean([error(each, numbers[i], shape) for each in ranks])
+        left_over = mean([error(factors, numbers[i], shape) for factors in ranks])
         torch.testing.assert_close(total[i] + left_over, wanted[i], rtol=1e-5, atol=1e-5)
 
 
@@ -203,12 +203,12 @@ def test_an_overflow_reaches_all_ranks_and_leaves_the_state(bad: float, i: int, 
     reduce(ranks, gradients)
     before = snapshot(ranks)
     assert not before[0, "right", 0][:, 20:].any()  # where a product could pass over NaN
-    broken = [[each.clone() for each in own] for own in gradients]
+    broken = [[tensor.clone() for tensor in own] for own in gradients]
     broken[1][i].view(-1)[element % broken[1][i].numel()] = bad
     for own in reduce(ranks, broken):
-        assert all(bool(each.isnan().all()) for each in own)
+        assert all(bool(tensor.isnan().all()) for tensor in own)
     assert same_bits(snapshot(ranks), before)
-    assert all(bool(each.isfinite().all()) for each in reduce(ranks, gradients)[0])
+    assert all(bool(tensor.isfinite().all()) for tensor in reduce(ranks, gradients)[0])
 
 
 @pytest.mark.parametrize("factor", ["left", "right"])
@@ -226,7 +226,7 @@ def test_a_factor_that_overflows_on_the_way_counts_as_an_overflow(factor: str) -
     reduce(ranks, gradients)
     before = snapshot(ranks)
     for own in reduce(ranks, gradients, average=average):
-        assert all(bool(each.isnan().all()) for each in own)
+        assert all(bool(tensor.isnan().all()) for tensor in own)
     assert same_bits(snapshot(ranks), before)
 
 
@@ -236,13 +236,15 @@ def test_the_largest_finite_gradients_stay_finite(value: float) -> None:
     ranks, shapes = team(2), ((20, 30), (300, 400))
     generator = torch.Generator().manual_seed(1)
     signs = [torch.randn(shape, generator=generator).sign() for shape in shapes]
-    one_sign, any_sign = ([value * each for each in kind] for kind in ([torch.ones(shape) for shape in shapes], signs))
+    one_sign, any_sign = (
+        [value * tensor for tensor in kind] for kind in ([torch.ones(shape) for shape in shapes], signs)
+    )
     exact = reduce(ranks, [one_sign, one_sign])
     for own in exact:
         for result, wanted in zip(own, one_sign, strict=True):
             torch.testing.assert_close(result / value, wanted / value)
     random = reduce(team(2), [any_sign, any_sign])
-    assert all(bool(each.isfinite().all()) for own in random for each in own)
+    assert all(bool(tensor.isfinite().all()) for own in random for tensor in own)
     assert all(torch.equal(a, b) for a, b in zip(*random, strict=True))
 
 
@@ -252,7 +254,7 @@ def test_errors_do_not_depend_on_the_loss_scale(scale: float) -> None:
     for step in range(4):
         gradients, factor = draw(2, SHAPES, seed=step), scale if step % 2 else 1.0
         wanted = reduce(plain, gradients)[0]
-        found = reduce(scaled, [[each * factor for each in own] for own in gradients], loss_scale=factor)[0]
+        found = reduce(scaled, [[tensor * factor for tensor in own] for own in gradients], loss_scale=factor)[0]
         for a, b in zip(found, wanted, strict=True):
             torch.testing.assert_close(a / factor, b, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(error(scaled[1], 0, (12, 40)), error(plain[1], 0, (12, 40)), rtol=1e-4, atol=1e-4)

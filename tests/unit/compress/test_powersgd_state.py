@@ -55,7 +55,7 @@ def test_the_state_goes_on_with_another_number_of_ranks() -> None:
 
     for seed in range(3):
         step(old, seed)
-    states = [each.state_dict() for each in old]
+    states = [rank.state_dict() for rank in old]
     merged = [[0, 1], [2, 3], []]  # the last rank is new and has no errors
     new = team(3)
     for rank, group in zip(new, merged, strict=True):
@@ -63,29 +63,29 @@ def test_the_state_goes_on_with_another_number_of_ranks() -> None:
         rank.load_state_dict({**states[0], "errors": errors})
     for seed in range(3, 6):
         step(new, seed)
-    torch.testing.assert_close(total + mean([error(each, 0, (12, 40)) for each in new]), wanted, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(total + mean([error(rank, 0, (12, 40)) for rank in new]), wanted, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("rank", [2, 5])  # with 5, all factors save too little
 def test_errors_of_matrices_that_become_exact_are_added_once(rank: int) -> None:
     old, gradients = team(2), draw(2, SHAPES, seed=1)
-    total = [each.clone() for each in reduce(old, gradients)[0]]
+    total = [tensor.clone() for tensor in reduce(old, gradients)[0]]
     new = team(2, rank)
     for before, after in zip(old, new, strict=True):
         state = before.state_dict()
         after.load_state_dict(state if rank == 2 else {**state, "rank": rank, "right": {}})
     kept, exact = new[0].state_dict()["errors"], COMPRESSED if rank == 5 else (2, 3)
     assert all(kept[i].any() for i in exact)
-    unused = [[torch.zeros_like(each) for each in own] for own in gradients]
-    infinite = [[each * torch.inf for each in own] for own in gradients]
+    unused = [[torch.zeros_like(tensor) for tensor in own] for own in gradients]
+    infinite = [[tensor * torch.inf for tensor in own] for own in gradients]
     for skipped in (unused, infinite):
         reduce(new, skipped, excluded=(2, 3), loss_scale=8.0)
         assert all(torch.equal(new[0].state_dict()["errors"][i], kept[i]) for i in exact)  # they wait
-    scaled = [[8.0 * each for each in own] for own in gradients]
+    scaled = [[8.0 * tensor for tensor in own] for own in gradients]
     for i, result in enumerate(reduce(new, scaled, excluded=(2, 3), loss_scale=8.0)[0]):
         total[i] += result / 8.0
     for i in exact:
-        assert not any(i in each.state_dict()["errors"] for each in new)
+        assert not any(i in factors.state_dict()["errors"] for factors in new)
         torch.testing.assert_close(total[i], 2 * mean([own[i] for own in gradients]), rtol=1e-4, atol=1e-4)
 
 

@@ -22,7 +22,7 @@ class Runs:
         self.commands.append(command)
         self.environs.append(env)
         backend = "commlayer" if "COMMLAYER_LOG" in env else "gloo"
-        told = [json.dumps({"backend": backend, "losses": each}) for each in self.losses.pop(0)]
+        told = [json.dumps({"backend": backend, "losses": losses}) for losses in self.losses.pop(0)]
         said = "".join(f"[{rank}] noise\n[{rank}] {line}\n" for rank, line in enumerate(told))
         log = f"[1] end: 5 operations; network: 2 MiB sent in 100 packets, {self.lost} lost (3 %); slowest peer\n"
         return subprocess.CompletedProcess(command, 0, said, log * len(told))

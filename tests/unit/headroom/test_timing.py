@@ -28,5 +28,5 @@ def test_the_interval_tells_noise_from_gain() -> None:
     low, high = share_interval(noise, noise)
     assert low < 0 < high
     assert share_interval(Timing((2.0,) * 8), Timing((1.0,) * 8)) == (0.5, 0.5)
-    low, high = share_interval(Timing(tuple(2 * each for each in noise.steps_s)), noise)
+    low, high = share_interval(Timing(tuple(2 * step_s for step_s in noise.steps_s)), noise)
     assert 0.3 < low < 0.5 < high < 0.7

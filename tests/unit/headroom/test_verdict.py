@@ -103,4 +103,4 @@ def test_late_ranks_are_named() -> None:
 
 
 def test_times_have_three_digits() -> None:
-    assert [seconds(each) for each in (1.234, -0.00197, 0.0)] == ["1.23 s", "-1.97 ms", "0 us"]
+    assert [seconds(time_s) for time_s in (1.234, -0.00197, 0.0)] == ["1.23 s", "-1.97 ms", "0 us"]

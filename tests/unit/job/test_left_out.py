@@ -27,7 +27,7 @@ def test_a_gather_repeats_the_own_part() -> None:
     assert imitated("_allgather_base_", full(8), OWN).tolist() == [0, 1, 2, 3] * 2
     assert imitated("allgather_into_tensor_coalesced_", [full(8)], [OWN])[0].tolist() == [0, 1, 2, 3] * 2
     uneven = imitated("allgather_", [[full(3), full(4)]], [OWN])[0]
-    assert [each.tolist() for each in uneven] == [[0, 0, 0], [0, 1, 2, 3]]
+    assert [tensor.tolist() for tensor in uneven] == [[0, 0, 0], [0, 1, 2, 3]]
     assert imitated("gather_", [], [OWN]) == []  # not the root
 
 
@@ -47,7 +47,7 @@ def test_an_exchange_keeps_what_was_sent() -> None:
 def test_short_messages_do_not_depend_on_the_size(name: str) -> None:
     """Parts of ranks may differ in size; short messages must not."""
     big, small = (full(8), OWN) if name == "_allgather_base_" else (OWN, full(8))
-    sizes = [each.numel() for each in _OPERATORS[name].shorten([big, small, "rest"], SIZE)[:2]]
+    sizes = [tensor.numel() for tensor in _OPERATORS[name].shorten([big, small, "rest"], SIZE)[:2]]
     assert sorted(sizes) == [SHORT_ELEMENTS, SIZE * SHORT_ELEMENTS]
 
 

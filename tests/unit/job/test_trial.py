@@ -56,8 +56,8 @@ def test_a_trial_has_the_times_of_all_ranks(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_the_median_is_that_of_whole_steps() -> None:
     """A step that is short on one rank because it was long on another one is no short step."""
-    first = tuple(Step("real", each) for each in (1.0, 3.0, 2.0))
-    second = tuple(Step("real", each) for each in (3.0, 1.0, 3.0))
+    first = tuple(Step("real", step_s) for step_s in (1.0, 3.0, 2.0))
+    second = tuple(Step("real", step_s) for step_s in (3.0, 1.0, 3.0))
     assert Trial((Record(0, first), Record(1, second)), 9.0).median_s == 2.0
 
 

@@ -25,13 +25,13 @@ SHAPES = st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=3), min_size
 def test_every_value_is_in_one_fragment_and_long_models_are_cut_evenly(shapes: list[list[int]], count: int) -> None:
     parameters = [nn.Parameter(torch.zeros(shape)) for shape in shapes]
     fragments = fragments_of(parameters, count, Fine(), Site(None))
-    assert sum(each.size for each in fragments) == sum(each.numel() for each in parameters)
-    for each in fragments:
-        each.add(torch.ones(each.size))
-    assert all(bool((each == 1).all()) for each in parameters)
-    coarse = sum(each.numel() for each in parameters if each.dim() > 1)
+    assert sum(fragment.size for fragment in fragments) == sum(fragment.numel() for fragment in parameters)
+    for fragment in fragments:
+        fragment.add(torch.ones(fragment.size))
+    assert all(bool((parameter == 1).all()) for parameter in parameters)
+    coarse = sum(parameter.numel() for parameter in parameters if parameter.dim() > 1)
     if coarse >= 256 * 8 * count:
-        lengths = [sum(part.end - part.start for part in each.parts if not part.is_fine) for each in fragments]
+        lengths = [sum(part.end - part.start for part in fragment.parts if not part.is_fine) for fragment in fragments]
         assert max(lengths) - min(lengths) <= coarse // (8 * count)
 
 
@@ -49,9 +49,9 @@ def test_the_shards_of_a_site_are_the_fragment(size: int, count: int) -> None:
     alone = fragments_of(parameters, count, Fine(), Site(None))
     shards = [fragments_of(parameters, count, Fine(), OneOf(rank, size)) for rank in range(size)]
     for at, whole in enumerate(alone):
-        together = torch.cat([each[at].shared for each in shards])
+        together = torch.cat([fragments[at].shared for fragments in shards])
         assert torch.equal(together[: whole.size], whole.shared)
-        fine = sum(part.end - part.start for each in shards for part in each[at].parts if part.is_fine)
+        fine = sum(part.end - part.start for fragments in shards for part in fragments[at].parts if part.is_fine)
         coarse = sum(part.end - part.start for part in whole.parts if not part.is_fine)
         assert fine == len(together) - coarse
 
@@ -72,20 +72,20 @@ def test_the_rule_keeps_steps_of_the_delay_and_what_was_not_counted(
 
     start = draw()
     models = [nn.Parameter(start.clone().view(10, 30)) for _ in range(sites)]
-    fragments = [fragments_of([each], 1, Fine(), Site(None))[0] for each in models]
+    fragments = [fragments_of([model], 1, Fine(), Site(None))[0] for model in models]
     for outer in (Outer(lr, momentum), Outer(1.0, 0.0)):
-        for each in models:
-            each.detach().add_(draw().view(10, 30))
-        differences = [each.weights() - each.shared for each in fragments]
-        counted = [each + 0.1 * draw() for each in differences]
+        for model in models:
+            model.detach().add_(draw().view(10, 30))
+        differences = [fragment.weights() - fragment.shared for fragment in fragments]
+        counted = [difference + 0.1 * draw() for difference in differences]
         steps = [draw() for _ in models]
         for model, step in zip(models, steps, strict=True):
             model.detach().add_(step.view(10, 30))
-        before = torch.stack([each.weights() for each in fragments]).double().mean(0)
+        before = torch.stack([fragment.weights() for fragment in fragments]).double().mean(0)
         for fragment, own in zip(fragments, counted, strict=True):
             apply(fragment, own, torch.stack(counted).mean(0), outer)
         for fragment, d, q, s in zip(fragments, differences, counted, steps, strict=True):
             assert torch.equal(fragment.shared, fragments[0].shared)
             assert torch.allclose(fragment.weights(), fragment.shared + (d - q) + s, atol=1e-4)
-        after = torch.stack([each.weights() for each in fragments]).double().mean(0)
+        after = torch.stack([fragment.weights() for fragment in fragments]).double().mean(0)
     assert torch.allclose(before, after, atol=1e-5)  # of the last round, which averages

@@ -100,8 +100,8 @@ class Exchange:
         self._begun: list[list[tuple[Any, Tensor, Tensor, Words | None]]] = [[], []]
         self._ended = 0
         self._last = [threading.Thread(), threading.Thread()]
-        for each in self._last:
-            each.start()
+        for thread in self._last:
+            thread.start()
 
     def add(self, rank: int, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> CommWork:
         handle: Any = FakeHandle()
@@ -112,7 +112,7 @@ class Exchange:
                 self._begun[rank].append((handle, inputs[0], outputs[0], words))
                 ready = min(map(len, self._begun))
                 for number in range(self._ended, ready):
-                    both = [self._begun[each][number] for each in (0, 1)]
+                    both = [self._begun[side][number] for side in (0, 1)]
                     total = both[0][1] + both[1][1]
                     for ended, _, result, its in both:
                         result.copy_(total)

@@ -40,12 +40,12 @@ def test_a_wait_completes_the_future_too(cuda: FakeCuda, pinned: PinnedCopies, h
 def test_a_future_of_several_operations_has_all_results(cuda: FakeCuda, pinned: PinnedCopies, host: Host) -> None:
     """One result comes by the stream that waits, the other by the thread that ends the operation."""
     slow, fast = cuda.tensor(1), cuda.tensor(2)
-    works: list[CommWork] = [pinned.run(host.double, [each], [each]) for each in (slow, fast)]
+    works: list[CommWork] = [pinned.run(host.double, [tensor], [tensor]) for tensor in (slow, fast)]
     host.started_by_now(2)
     seen: list[float] = []
     joined = join(works)
     done = joined.get_future().then(
-        lambda value: cuda.launch(lambda: seen.extend(float(each) for each in value.value()))
+        lambda value: cuda.launch(lambda: seen.extend(float(result) for result in value.value()))
     )
     stream = cuda.side_stream()
     with cuda.on(stream):

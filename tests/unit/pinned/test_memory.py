@@ -28,7 +28,7 @@ def test_pinned_memory_is_not_used_again_before_the_copies_are_over(host: Host) 
         pinned.run(host.double, [tensor], [tensor]).wait()
         host.end(number)
         seen.append(tensor)
-    assert [cuda.read(tensor) for tensor in seen] == [[2.0 * each, 2.0 * each] for each in range(20)]
+    assert [cuda.read(tensor) for tensor in seen] == [[2.0 * number, 2.0 * number] for number in range(20)]
     assert comes(lambda: pinned.run(lambda *_: CommWork(None, []), [], []).wait() and not pinned._in_flight)
     assert len(cuda._free) >= 1
     pinned.close()
@@ -51,7 +51,7 @@ def test_the_callers_tensors_are_free_after_wait(cuda: FakeCuda, host: Host, str
     cuda.launch(functools.partial(seen.copy_, alias(target)))
     del work, source, target
     gc.collect()
-    assert [each() for each in alive] == [None, None]  # and no other call has come
+    assert [reference() for reference in alive] == [None, None]  # and no other call has come
     assert stream_wait == (not host.started)
     opened.set()
     if stream_wait:
@@ -94,7 +94,7 @@ def test_a_call_that_has_started_is_forgotten(pinned: PinnedCopies, host: Host) 
 
 def test_a_collective_over_the_limit_waits_for_earlier_ones(cuda: FakeCuda, host: Host) -> None:
     pinned = PinnedCopies(cuda, limit_bytes=64)
-    tensors = [cuda.tensor(*range(each)) for each in (5, 8)]  # 5 floats take 32 bytes, as 8 do
+    tensors = [cuda.tensor(*range(length)) for length in (5, 8)]  # 5 floats take 32 bytes, as 8 do
     for tensor in tensors:
         pinned.run(host.double, [tensor], [tensor])
     host.started_by_now(2)

@@ -112,7 +112,7 @@ def test_an_operation_behind_one_that_the_host_starts_has_no_words(
 ) -> None:
     """Its turn comes once this thread has started the other one, which needs the driver and the interpreter."""
     opened = cuda.gate()
-    tensors = [cuda.tensor(each) for each in (1, 2)]
+    tensors = [cuda.tensor(value) for value in (1, 2)]
     first = pinned.run(host.double, [tensors[0]], [tensors[0]], needs_host=True)
     second = pinned.run(host.double, [tensors[1]], [tensors[1]])
     assert handle_of(first).words() is handle_of(second).words() is None

@@ -14,14 +14,14 @@ from tests.unit.pinned.host import Host, comes, handle_of
 
 
 def test_wait_returns_while_the_operation_is_in_flight(cuda: FakeCuda, pinned: PinnedCopies, host: Host) -> None:
-    tensors = [cuda.tensor(each, each) for each in range(20)]
+    tensors = [cuda.tensor(number, number) for number in range(20)]
     works = [pinned.run(host.double, [tensor], [tensor]) for tensor in tensors]
     for work in works:
         work.wait()
     host.started_by_now(20)
     for index in reversed(range(20)):  # the most urgent one last
         host.finish(index)
-    assert [cuda.read(tensor) for tensor in tensors] == [[2.0 * each, 2.0 * each] for each in range(20)]
+    assert [cuda.read(tensor) for tensor in tensors] == [[2.0 * number, 2.0 * number] for number in range(20)]
     assert all(work.is_success() for work in works)
 
 

@@ -35,9 +35,9 @@ def assert_counted(ranks: Virtual, exchanges: list[Exchange], count: int) -> Non
     for rank in range(count):
         expected: Counter[tuple[int, ...]] = Counter()
         messages: Counter[tuple[int, ...]] = Counter()
-        for each in exchanges:
-            expected[each.axis.group(rank)] += each.received_bytes
-            messages[each.axis.group(rank)] += each.messages
+        for exchange in exchanges:
+            expected[exchange.axis.group(rank)] += exchange.received_bytes
+            messages[exchange.axis.group(rank)] += exchange.messages
         assert expected == {group: size for (own, group), size in ranks.bytes.items() if own == rank}
         assert messages == {group: size for (own, group), size in ranks.messages.items() if own == rank}
 
@@ -46,16 +46,16 @@ def trained(x: Shards, weights: list[Shards], dy: Shards) -> list[Shards]:
     """Gradients of each rank's weights, by weight."""
     found = []
     for rank, (own_x, own_dy) in enumerate(zip(x, dy, strict=True)):
-        own = [each[rank].clone().requires_grad_() for each in weights]
+        own = [weight[rank].clone().requires_grad_() for weight in weights]
         found.append(torch.autograd.grad(forward(own_x, own), own, own_dy))
-    return [list(each) for each in zip(*found, strict=True)]
+    return [list(column) for column in zip(*found, strict=True)]
 
 
 def one_process() -> tuple[Tensor, Tensor, list[Tensor], list[Tensor]]:
     tokens = DENSE.sequences * DENSE.length
     x, dy = random(tokens, DENSE.width), random(DENSE.width, tokens).T
     weights = [random(*shape) / 3 for shape in DENSE.linears]
-    return x, dy, weights, [each[0] for each in trained([x], [[a] for a in weights], [dy])]
+    return x, dy, weights, [outputs[0] for outputs in trained([x], [[a] for a in weights], [dy])]
 
 
 @pytest.mark.parametrize("count", COUNTS)
@@ -63,9 +63,9 @@ def test_replicas(count: int) -> None:
     x, dy, weights, right = one_process()
     ranks = Virtual()
     found = trained(list(x.chunk(count)), [[a] * count for a in weights], list(dy.chunk(count)))
-    flat = [torch.cat([each[rank].flatten() for each in found]) for rank in range(count)]
+    flat = [torch.cat([shards[rank].flatten() for shards in found]) for rank in range(count)]
     for own in ranks.all_reduce(flat, groups((count,), 0)):
-        torch.testing.assert_close(own, torch.cat([each.flatten() for each in right]))
+        torch.testing.assert_close(own, torch.cat([tensor.flatten() for tensor in right]))
     layout = Layout(replicas=count, batch=DENSE.sequences // count)
     assert_counted(ranks, list(layout.exchanges(DENSE)), count)
     assert layout.received_bytes(DENSE) == 8 * 24 * (count - 1) * DENSE.width**2 // count
@@ -76,19 +76,19 @@ def test_replicas(count: int) -> None:
 def test_shards(count: int, kept: bool) -> None:
     x, dy, weights, right = one_process()
     ranks, along = Virtual(), groups((count,), 0)
-    flat = torch.cat([each.flatten() for each in weights])
-    sizes = [each.numel() for each in weights]
+    flat = torch.cat([weight.flatten() for weight in weights])
+    sizes = [weight.numel() for weight in weights]
     shards = list(flat.chunk(count))
     for _ in range(1 if kept else 2):  # before the forward and before the backward pass
         gathered = [
             [part.view(shape) for part, shape in zip(own.split(sizes), DENSE.linears, strict=True)]
             for own in ranks.all_gather(shards, along, 0)
         ]
-    by_weight = [list(each) for each in zip(*gathered, strict=True)]
+    by_weight = [list(column) for column in zip(*gathered, strict=True)]
     found = trained(list(x.chunk(count)), by_weight, list(dy.chunk(count)))
-    whole = [torch.cat([each[rank].flatten() for each in found]) for rank in range(count)]
+    whole = [torch.cat([by_rank[rank].flatten() for by_rank in found]) for rank in range(count)]
     gradient = torch.cat(ranks.reduce_scatter(whole, along, 0))
-    torch.testing.assert_close(gradient, torch.cat([each.flatten() for each in right]))
+    torch.testing.assert_close(gradient, torch.cat([tensor.flatten() for tensor in right]))
     layout = Layout(replicas=count, is_sharded=True, batch=DENSE.sequences // count, kept=kept)
     assert_counted(ranks, list(layout.exchanges(DENSE)), count)
     if not kept:  # 36 (P - 1) / P h^2, at 8 ranks 31.5 h^2
@@ -116,7 +116,7 @@ def test_experts(count: int) -> None:
     rows = [
         own.flatten()[o].bincount(minlength=count).tolist() for own, o in zip(owner.chunk(count), order, strict=True)
     ]
-    assert {each for own in rows for each in own} == {tokens * k // count**2}
+    assert {row for own in rows for row in own} == {tokens * k // count**2}
 
     def there(values: Shards) -> list[Shards]:
         """Copies of each token, one for each expert, at the experts."""
@@ -133,7 +133,7 @@ def test_experts(count: int) -> None:
         return found
 
     picked = [own.flatten()[o].split(r) for own, o, r in zip(chosen.chunk(count), order, rows, strict=True)]
-    inputs = [[each.detach().requires_grad_() for each in own] for own in there(list(x.chunk(count)))]
+    inputs = [[tensor.detach().requires_grad_() for tensor in own] for own in there(list(x.chunk(count)))]
     outputs = [
         [run(values, picked[source][rank].unsqueeze(1)) for source, values in enumerate(own)]
         for rank, own in enumerate(inputs)
@@ -145,10 +145,12 @@ def test_experts(count: int) -> None:
 
     layout = Layout(replicas=count, expert_ranks=count, batch=EXPERTS.sequences // count)
     assert layout.refusal(EXPERTS) == ""
-    all_to_all = [each for each in layout.exchanges(EXPERTS) if each.kind == "all_to_all"]
+    all_to_all = [exchange for exchange in layout.exchanges(EXPERTS) if exchange.kind == "all_to_all"]
     assert_counted(ranks, all_to_all, count)
-    rest = [each for each in layout.exchanges(EXPERTS) if each.kind != "all_to_all"]
-    assert [each.received_bytes for each in rest] == [8 * 8 * (count - 1) * EXPERTS.width**2 // count]  # 4 h^2 of DP
+    rest = [exchange for exchange in layout.exchanges(EXPERTS) if exchange.kind != "all_to_all"]
+    assert [exchange.received_bytes for exchange in rest] == [
+        8 * 8 * (count - 1) * EXPERTS.width**2 // count
+    ]  # 4 h^2 of DP
 
 
 @pytest.mark.parametrize("tensor", [1, 2])
@@ -174,7 +176,7 @@ def test_stages(count: int, tensor: int) -> None:
     layout = Layout(Mesh.of("1-D", tensor) if tensor > 1 else Mesh(), stages=count, batch=2)
     for rank in range(count * tensor):
         stage = layout.stage_of(rank)
-        expected = sum(each.received_bytes for each in layout.boundary(DENSE, stage))
+        expected = sum(exchange.received_bytes for exchange in layout.boundary(DENSE, stage))
         assert sum(size for (own, _), size in ranks.bytes.items() if own == rank) == expected
         assert expected == x.nbytes * (1 if stage in (0, count - 1) else 2)  # S from each neighbour
 

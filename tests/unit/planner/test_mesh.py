@@ -62,7 +62,7 @@ def test_results_equal_one_process_and_bytes_the_formula(form: Form, count: int,
         for shard, right in zip(mine, split(mesh, whole), strict=True):
             torch.testing.assert_close(shard, right, rtol=1e-11, atol=1e-11)
     for linear, one in zip(own, alone, strict=True):
-        squares = torch.stack([each.square().sum() for each in linear.gradient]).sum() / mesh.depth
+        squares = torch.stack([shard.square().sum() for shard in linear.gradient]).sum() / mesh.depth
         torch.testing.assert_close(squares, one.gradient[0].square().sum())
 
     layout = Layout(mesh, batch=model.sequences, kept=kept)
@@ -70,10 +70,10 @@ def test_results_equal_one_process_and_bytes_the_formula(form: Form, count: int,
     for rank in range(count):
         by_group: dict[tuple[int, tuple[int, ...]], int] = {}
         messages = dict(by_group)
-        for each in layout.exchanges(model):
-            key = (rank, each.axis.group(rank))
-            by_group[key] = by_group.get(key, 0) + each.received_bytes
-            messages[key] = messages.get(key, 0) + each.messages
+        for exchange in layout.exchanges(model):
+            key = (rank, exchange.axis.group(rank))
+            by_group[key] = by_group.get(key, 0) + exchange.received_bytes
+            messages[key] = messages.get(key, 0) + exchange.messages
         assert by_group == {key: value for key, value in ranks.bytes.items() if key[0] == rank}
         assert messages == {key: value for key, value in ranks.messages.items() if key[0] == rank}
 

@@ -32,7 +32,7 @@ def every_layout(model: Transformer, ranks: int) -> Iterator[Layout]:
     sizes = range(1, ranks + 1)
     meshes = [Mesh()] + [Mesh("1-D", q) for q in sizes if q > 1] + [Mesh("2-D", q) for q in sizes if q > 1]
     meshes += [Mesh("3-D", 2)] + [Mesh("2.5-D", 2, depth) for depth in (2, 3, 4)]
-    batches = [each for each in range(1, model.sequences + 1) if model.sequences % each == 0]
+    batches = [count for count in range(1, model.sequences + 1) if model.sequences % count == 0]
     for mesh, stages, replicas, sharded, experts, batch in product(meshes, sizes, sizes, (0, 1), sizes, batches):
         if mesh.ranks * stages * replicas != ranks or experts > replicas or (sharded and replicas == 1):
             continue
@@ -73,7 +73,7 @@ def divided(model: Transformer, cluster: Cluster, layout: Layout) -> Iterator[tu
         pipeline = max(times)
         if layout.stages > 1:
             slowest = [place for place, each in enumerate(times) if each == pipeline]
-            pipeline += min(sum(fills) - fills[place] for place in slowest) + sum(each[6] for each in costs)
+            pipeline += min(sum(fills) - fills[place] for place in slowest) + sum(cost[6] for cost in costs)
         yield max(pipeline, *links), max(memory)
 
 
@@ -90,17 +90,19 @@ def stage_costs(model: Transformer, cluster: Cluster, layout: Layout, ranks: tup
 
     def seconds(exchanges: list[Exchange], parts: int = 1, latency: bool = True) -> float:
         found = 0.0
-        for each in exchanges:
-            load = cluster.load(each, ranks)
-            found += each.rounds * (load.seconds(cluster.links, each.size_bytes) / parts + load.latency_s * latency)
+        for exchange in exchanges:
+            load = cluster.load(exchange, ranks)
+            found += exchange.rounds * (
+                load.seconds(cluster.links, exchange.size_bytes) / parts + load.latency_s * latency
+            )
         return found
 
-    own = [each for each in layout.exchanges(model) if not each.is_parameters]
-    moved = [each for each in layout.exchanges(model) if each.when != "step"]
-    once = [each for each in layout.exchanges(model) if each.when == "step"]
+    own = [exchange for exchange in layout.exchanges(model) if not exchange.is_parameters]
+    moved = [exchange for exchange in layout.exchanges(model) if exchange.when != "step"]
+    once = [exchange for exchange in layout.exchanges(model) if exchange.when == "step"]
     boundary = list(layout.boundary(model, layout.stage_of(ranks[0])))
-    gathers = [each for each in boundary if each.kind == "all_gather"]
-    sends = [each for each in boundary if each.kind == "send"]
+    gathers = [exchange for exchange in boundary if exchange.kind == "all_gather"]
+    sends = [exchange for exchange in boundary if exchange.kind == "send"]
     return (
         cuts * seconds(own, cuts) + (forwards + 2) * sum(slice_flop) / speed + cuts * launch,
         seconds(own, cuts) + (forwards + 2) * slice_flop[-1] / speed + launch,
@@ -129,7 +131,7 @@ def test_the_best_is_the_fastest_of_all(
     model = dataclasses.replace(MODEL, experts=experts, top_k=min(2, experts), layers=layers)
     links = Links(Link(rate_bps, 1e-9), Link(rate_bps / 10**slower, 1e-8))
     cluster = Cluster(hosts, links)
-    every = [each for own in every_layout(model, len(cluster.ranks)) for each in divided(model, cluster, own)]
+    every = [costs for own in every_layout(model, len(cluster.ranks)) for costs in divided(model, cluster, own)]
     if not every:
         with pytest.raises(ConfigError, match=r"too small for any layout: .* needs .* GiB on rank"):
             parallelism(model, hosts, links, slices=(2,))
@@ -137,12 +139,12 @@ def test_the_best_is_the_fastest_of_all(
     found = parallelism(model, hosts, links, slices=(2,))
     assert found.best.step_s == pytest.approx(min(step for step, _ in every))
     assert sum(found.best.parts.values()) == pytest.approx(found.best.step_s)
-    for each in found.frontier:
-        same = [own for own in divided(model, cluster, each.layout) if own[0] == pytest.approx(each.step_s)]
-        assert any(memory == pytest.approx(each.memory_bytes) for _, memory in same)
-    steps = [each.step_s for each in found.frontier]
+    for prediction in found.frontier:
+        same = [own for own in divided(model, cluster, prediction.layout) if own[0] == pytest.approx(prediction.step_s)]
+        assert any(memory == pytest.approx(prediction.memory_bytes) for _, memory in same)
+    steps = [prediction.step_s for prediction in found.frontier]
     assert steps == sorted(steps)
-    memories = [each.memory_bytes for each in found.frontier]
+    memories = [prediction.memory_bytes for prediction in found.frontier]
     assert memories == sorted(set(memories), reverse=True)
 
 
@@ -155,14 +157,15 @@ def test_every_layout_is_tried(ranks: list[Rank], rate_bps: float) -> None:
     """Nothing on the list of all layouts is faster, or equals the frontier in time with less memory."""
     hosts, links = [ranks], Links(Link(rate_bps), Link(rate_bps))
     cluster = Cluster(hosts, links)
-    every = [predict(MODEL, cluster, each) for each in every_layout(MODEL, len(ranks))]
-    fitting = [each for each in every if isinstance(each, Prediction)]
+    every = [predict(MODEL, cluster, layout) for layout in every_layout(MODEL, len(ranks))]
+    fitting = [prediction for prediction in every if isinstance(prediction, Prediction)]
     if not fitting:
         return
     found = parallelism(MODEL, hosts, links, slices=(2,))
     for own in fitting:
         assert any(
-            each.step_s <= own.step_s * (1 + 1e-9) and each.memory_bytes <= own.memory_bytes for each in found.frontier
+            prediction.step_s <= own.step_s * (1 + 1e-9) and prediction.memory_bytes <= own.memory_bytes
+            for prediction in found.frontier
         )
 
 
@@ -232,7 +235,7 @@ def test_a_pipeline_wins_on_ethernet_and_tensor_parallelism_stays_within_hosts()
     hosts = [[Rank(60e12, 24 * GIB)] * 2] * 4
     found = parallelism(model, hosts, Links(Link(2e11, 5e-6), Link(1e9, 5e-5)))
     assert found.best.layout.stages == 8
-    by_name = {each.name: each for each in found.families}
+    by_name = {family.name: family for family in found.families}
     assert by_name[found.best.layout.family].reason.startswith("the fastest, ")
     assert "exchanges of activations" in by_name["1-D TP"].reason
     assert by_name["2-D TP"].reason == "cannot run: ranks=8 is no square, which 2-D needs; give 4 or 9"

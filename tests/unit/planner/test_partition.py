@@ -17,7 +17,7 @@ layers = st.builds(Layer, numbers, numbers, numbers, numbers, output_bytes=numbe
 
 def stage_time(costs: Costs, cuts: tuple[int, ...], stage: int, overlap: bool, recompute: bool) -> float:
     own = costs.layers[cuts[stage] : cuts[stage + 1]]
-    compute = sum((2 if recompute else 1) * each.forward_s + each.backward_s for each in own)
+    compute = sum((2 if recompute else 1) * layer.forward_s + layer.backward_s for layer in own)
     ends = [cuts[stage + 1] - 1] * (stage < len(cuts) - 2) + [cuts[stage] - 1] * (stage > 0)
     transfer = sum(8 * costs.layers[end].sent_bytes / costs.link.rate_bps for end in ends)
     return max(compute, transfer) if overlap else compute + transfer

@@ -76,9 +76,9 @@ def test_the_plans_kept_are_the_best_of_all(
             chunks=(1, 2),
             buckets=(1, 2),
             discipline=discipline,
-            keep=each,
+            keep=count,
         )
-        for each in (keep, 10_000)
+        for count in (keep, 10_000)
     )
     assert [plan.step_s for plan in few] == pytest.approx([plan.step_s for plan in every[:keep]])
     for plan in every:
@@ -157,11 +157,11 @@ def test_every_plan_is_one_line_that_says_why_it_lost(plans: Plans) -> None:
         assert plan.reason in str(plan)
     assert plans.rejected
     assert all(
-        " of 24.00 GiB" in each.reason
-        or "the best" in each.reason
-        or "at least" in each.reason
-        or "fewer than" in each.reason
-        for each in plans.rejected
+        " of 24.00 GiB" in plan.reason
+        or "the best" in plan.reason
+        or "at least" in plan.reason
+        or "fewer than" in plan.reason
+        for plan in plans.rejected
     )
 
 
@@ -266,8 +266,8 @@ def test_frontier_of_plans(plans: Plans) -> None:
     assert frontier[0].step_s == plans[0].step_s
     for plan in plans:
         assert any(
-            each.step_s <= plan.step_s and each.memory_bytes <= plan.memory_bytes and each.link_bytes <= plan.link_bytes
-            for each in frontier
+            kept.step_s <= plan.step_s and kept.memory_bytes <= plan.memory_bytes and kept.link_bytes <= plan.link_bytes
+            for kept in frontier
         )
 
 

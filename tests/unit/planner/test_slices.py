@@ -66,7 +66,7 @@ def test_slices_are_the_best_of_all(length: int, stages: int, batch: int, table:
     assert found.time_s == pytest.approx(exhaustive(length, stages, time, batch))
     assert sum(sequences for sequences, _ in found.parts) == batch
     assert all(sum(lengths) == length for _, lengths in found.parts)
-    times = [each for sequences, lengths in found.parts for each in slice_times(time, sequences, lengths)]
+    times = [time_s for sequences, lengths in found.parts for time_s in slice_times(time, sequences, lengths)]
     assert found.time_s == pytest.approx(sum(times) + (stages - 1) * max(times))
 
 
@@ -99,7 +99,7 @@ def test_the_formula_is_the_simulated_forward() -> None:
     found = slices(8, 3, lambda _batch, length, _context: 1.0 + length, step=2)
     count, time = len(found.parts[0][1]), 1.0 + found.parts[0][1][0]
     assert len(set(found.parts[0][1])) == 1
-    order = [[Action("F", stage, each) for each in range(count)] for stage in range(3)]
+    order = [[Action("F", stage, place) for place in range(count)] for stage in range(3)]
     spans = simulate(order, [StageCosts(time, 0)] * 3).spans
     ends = [span.end_s for span in spans if span.name == f"F stage 2 mb {count - 1}"]
     assert ends[0] == pytest.approx(found.time_s)

@@ -54,7 +54,8 @@ def test_even_is_the_least_of_the_largest(weights: list[tuple[int, int]], more: 
     assert sum(items) == total
     assert most == max(a + b * n for (a, b), n in zip(weights, items, strict=True))
     assert most == min(
-        max(a + b * n for (a, b), n in zip(weights, each, strict=True)) for each in divisions(total, len(weights))
+        max(a + b * n for (a, b), n in zip(weights, division, strict=True))
+        for division in divisions(total, len(weights))
     )
 
 
@@ -66,7 +67,7 @@ def test_a_pipeline_of_unequal_stages() -> None:
 
 
 def test_large_divisions_are_quick() -> None:
-    owners = [Owner(1 + 0.01 * each, 0.1, 1 + 0.01 * each, 0.1, 1.0, 0.0, 30 - each % 5) for each in range(16)]
+    owners = [Owner(1 + 0.01 * number, 0.1, 1 + 0.01 * number, 0.1, 1.0, 0.0, 30 - number % 5) for number in range(16)]
     found = spread(owners, 128, 64)
     assert found is not None
     assert sum(found) == 128

@@ -165,9 +165,9 @@ class Interpreter:
         kind, peer, source, target, source_offset, target_offset, _, message = self.steps[rank][step][:8]
         if kind == StepKind.POST:
             self.posted[rank] = message
-            woken = [each for each in self.awaits if self.awaited(*each)]
-            self.awaits = [each for each in self.awaits if each not in woken]
-            self.events += [Event(*each, 0, 1) for each in woken]
+            woken = [awaited for awaited in self.awaits if self.awaited(*awaited)]
+            self.awaits = [awaited for awaited in self.awaits if awaited not in woken]
+            self.events += [Event(*awaited, 0, 1) for awaited in woken]
         elif kind == StepKind.SEND:
             data = self.read(rank, step, offset, length)
             lost = self.partial[rank][step] and self.random.random() < self.loss

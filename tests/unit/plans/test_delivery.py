@@ -29,7 +29,7 @@ def check(
     plans = [deliver(rank, hosts, lengths[rank], received[rank], staging_bytes, same=same) for rank in range(n)]
     inputs = [rng.integers(0, 255, max(row) if same else sum(row), np.uint8) for row in lengths]
     outputs = [np.zeros(sum(row), np.uint8) for row in received]
-    originals = [each.copy() for each in inputs]
+    originals = [array.copy() for array in inputs]
     check_structure(plans, inputs, outputs)
     interpreter.run(plans, inputs, outputs, Op.SUM, seed=seed)
     for rank, output in enumerate(outputs):

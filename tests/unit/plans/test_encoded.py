@@ -124,14 +124,14 @@ def test_each_shard_of_a_reduce_scatter_is_within_the_errors_of_the_contribution
 ) -> None:
     world, chance = sum(shape), np.random.default_rng(seed)
     inputs = [chance.standard_normal(world * numel).astype(np.float32) for _ in range(world)]
-    sources = [each.copy() for each in inputs]
+    sources = [array.copy() for array in inputs]
     own = [slice(rank * numel, (rank + 1) * numel) for rank in range(world)]
     outputs = [sources[r][own[r]] if in_place else np.full(numel, np.nan, np.float32) for r in range(world)]
     plans = halves_of("reduce_scatter", shape, numel, (codec, "sign"), average, deterministic=deterministic)
     interpreter.run(plans, sources, outputs, Op.SUM, seed=seed, coders=CODERS)
     divisor = world if average else 1
     exact = np.asarray(np.sum(inputs, axis=0, dtype=np.float64)) / divisor
-    largest = max((float(np.abs(each).max(initial=0)) for each in inputs), default=0.0) * world / divisor
+    largest = max((float(np.abs(array).max(initial=0)) for array in inputs), default=0.0) * world / divisor
     for rank, output in enumerate(outputs):
         assert np.abs(output - exact[own[rank]]).max(initial=0) <= 1.02 * largest * STEPS[codec] + 1e-6
 
@@ -207,14 +207,16 @@ def test_sum_is_within_the_codecs_errors_and_equal_everywhere(
 ) -> None:
     world, chance = sum(shape), np.random.default_rng(seed)
     inputs = [chance.standard_normal(numel).astype(np.float32) for _ in range(world)]
-    outputs = [each if in_place else np.full(numel, np.nan, np.float32) for each in (each.copy() for each in inputs)]
+    outputs = [
+        array if in_place else np.full(numel, np.nan, np.float32) for array in (array.copy() for array in inputs)
+    ]
     exact = np.sum(inputs, axis=0, dtype=np.float64) / (world if average else 1)
-    sources = outputs if in_place else [each.copy() for each in inputs]
+    sources = outputs if in_place else [array.copy() for array in inputs]
     shares = draw.draw(weights(len(shape)))
     plans = plans_of(shape, numel, pair, world if average else 1, deterministic=deterministic, weights=shares)
     interpreter.run(plans, sources, outputs, Op.SUM, seed=seed, coders=CODERS)
     if numel:
-        largest = max(float(np.abs(each).max()) for each in inputs) * world / (world if average else 1)
+        largest = max(float(np.abs(array).max()) for array in inputs) * world / (world if average else 1)
         assert np.abs(outputs[0] - exact).max() <= 1.02 * largest * (STEPS[pair[0]] + STEPS[pair[1]]) + 1e-6
     for output in outputs[1:]:
         assert np.array_equal(output, outputs[0])
@@ -234,7 +236,7 @@ def test_kept_errors_and_the_result_add_up_to_the_exact_sum(
     numel, world, chance = 5000, sum(shape), np.random.default_rng(seed)
     inputs = [chance.standard_normal(numel).astype(np.float32) for _ in range(world)]
     divisor = world if average else 1
-    outputs, sources = [np.full(numel, np.nan, np.float32) for _ in inputs], [each.copy() for each in inputs]
+    outputs, sources = [np.full(numel, np.nan, np.float32) for _ in inputs], [array.copy() for array in inputs]
     shares = draw.draw(weights(len(shape)))
     plans = plans_of(shape, numel, pair, divisor, partial=loss > 0, keep_errors=True, weights=shares)
     interpreter.run(plans, sources, outputs, Op.SUM, seed=seed, loss=loss, coders=CODERS)

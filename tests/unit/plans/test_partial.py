@@ -25,7 +25,7 @@ def lossy(n: int, numel: int, seed: int, settings: Settings, **how: Any) -> tupl
     outputs = [np.full(numel, np.nan) for _ in range(n)]
     if settings.partial_results:
         outputs = [np.zeros(numel) for _ in range(n)]
-    before = [each.copy() for each in inputs]
+    before = [array.copy() for array in inputs]
     missing = interpreter.run(plans, inputs, outputs, Op.SUM, seed=seed, **how)
     masks = []
     for rank in range(n):
@@ -99,7 +99,7 @@ def hierarchy(
     n = sum(map(len, hosts))
     plans = [hierarchical.partial_all_reduce(rank, hosts, numel, 8, divisor, settings) for rank in range(n)]
     inputs = data(n, numel, Op.SUM, "f8", seed)
-    memory = [each.copy() for each in inputs]
+    memory = [array.copy() for array in inputs]
     outputs = memory if in_place else [np.full(numel, np.nan) for _ in range(n)]
     check_structure(plans, memory, outputs)
     missing = interpreter.run(plans, memory, outputs, Op.SUM, seed=seed, **how)
@@ -121,7 +121,7 @@ def test_sums_and_residuals_of_hosts_add_up_to_all_inputs(hosts: Hosts, numel: i
         for output in outputs[1:]:
             assert output.tobytes() == outputs[0].tobytes()
         if loss in (0, 1) and numel > 9:
-            assert any(each.any() for each in left) == (loss > 0)
+            assert any(array.any() for array in left) == (loss > 0)
 
 
 @pytest.mark.parametrize("lag", [0, 1])

@@ -37,8 +37,8 @@ def view(hosts: int, nics: int = 1, fault: Callable[[Sample], None] = lambda _ea
         if source != target
     ]
     samples = [sample(way) for way in ways]
-    for each in samples:
-        fault(each)
+    for measured in samples:
+        fault(measured)
     return View([f"host{number}" for number in range(hosts)], samples)
 
 

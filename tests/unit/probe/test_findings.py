@@ -59,12 +59,12 @@ def test_the_remedy_names_the_interfaces_to_look_at() -> None:
 @pytest.mark.parametrize("hosts", [3, 4, 5])
 def test_one_slow_host_is_found_among_few(hosts: int) -> None:
     found = find(view(hosts, 1, only(at(0), rate(20e6))))
-    assert [(each.kind, each.subject["host"]) for each in found] == [("rate", 0)]
+    assert [(finding.kind, finding.subject["host"]) for finding in found] == [("rate", 0)]
 
 
 def test_two_slow_hosts_of_four() -> None:
     found = find(view(4, 1, only(lambda each: at(0)(each) or at(1)(each), rate(20e6))))
-    assert {each.subject["host"] for each in found} == {0, 1}
+    assert {finding.subject["host"] for finding in found} == {0, 1}
 
 
 def test_a_host_that_only_receives_slowly() -> None:

@@ -38,7 +38,7 @@ def test_round_trips_that_are_apart_are_groups() -> None:
 @pytest.mark.parametrize("count", [4, 8, 16])
 def test_the_flows_over_a_bad_link_are_found(count: int) -> None:
     bad = [{"lost": 20, "bursts": 12}] * (count // 4)
-    assert [flow.port for flow in lossy(flows(*bad, count=count))] == [4000 + each for each in range(count // 4)]
+    assert [flow.port for flow in lossy(flows(*bad, count=count))] == [4000 + number for number in range(count // 4)]
 
 
 def test_losses_of_all_flows_alike_are_no_fault_of_a_link() -> None:

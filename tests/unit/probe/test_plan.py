@@ -25,7 +25,9 @@ def test_the_first_pass_measures_every_path_in_both_directions_once() -> None:
 
 
 def test_paths_name_the_socket_here_and_the_address_there() -> None:
-    task = next(each for tasks in Plan(hosts(2, 2), Effort(), 8).first_pass() for each in tasks if each["driver"] == 1)
+    task = next(
+        given for tasks in Plan(hosts(2, 2), Effort(), 8).first_pass() for given in tasks if given["driver"] == 1
+    )
     assert [(about["port"], about["to"], about["interface_mtu"]) for about in task["paths"]] == [
         (0, ["10.87.0.1", 4000], 1500),
         (1, ["10.87.1.1", 4000], 1500),
@@ -48,7 +50,7 @@ def test_rates_are_looked_at_again_when_nothing_else_goes_on() -> None:
     passes = Plan(hosts(4), Effort(), 8).second_pass({"rate": slow, "loss": lossy}, samples)
     found = [[Way(*about["way"]) for task in tasks for about in task["paths"]] for tasks in passes]
     assert found[0] == list(slow)
-    assert [set(each) for each in found[1:]] == [lossy]
+    assert [set(hosts_of) for hosts_of in found[1:]] == [lossy]
 
 
 def test_where_two_paths_of_an_interface_lose_all_are_looked_at_again() -> None:

@@ -9,7 +9,7 @@ def test_small_jobs_measure_all_pairs_as_a_tournament(hosts: int) -> None:
     assert len(wanted) == hosts * (hosts - 1) // 2
     found = rounds(wanted, hosts)
     assert len(found) == hosts - 1 + hosts % 2
-    assert sorted(pair for each in found for pair in each) == sorted(wanted)
+    assert sorted(pair for meetings in found for pair in meetings) == sorted(wanted)
 
 
 @pytest.mark.parametrize("hosts", [10, 17, 64, 150, 1001])
@@ -34,8 +34,8 @@ def test_large_jobs_are_sparse_and_connected(hosts: int, partners: int) -> None:
 
 @pytest.mark.parametrize(("hosts", "partners"), [(7, 8), (40, 8)])
 def test_no_host_is_in_two_measurements_at_once(hosts: int, partners: int) -> None:
-    for each in rounds(pairs(hosts, partners), hosts):
-        taken = [host for pair in each for host in pair]
+    for meetings in rounds(pairs(hosts, partners), hosts):
+        taken = [host for pair in meetings for host in pair]
         assert len(taken) == len(set(taken))
 
 

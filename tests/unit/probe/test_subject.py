@@ -38,7 +38,7 @@ def test_a_host_that_a_short_measurement_missed_once() -> None:
 def test_two_hosts_at_once() -> None:
     bad = {way for way in ways(5) if {1, 3} & {way.source, way.target}}
     found = subjects(bad, 5)
-    assert {(each.kind, each.host) for each in found} == {("host", 1), ("host", 3)}
+    assert {(finding.kind, finding.host) for finding in found} == {("host", 1), ("host", 3)}
 
 
 def test_one_path_among_many_is_that_path() -> None:

@@ -96,6 +96,6 @@ def test_gilbert_without_losses() -> None:
 
 
 def test_percentiles_are_values() -> None:
-    values = [float(each) for each in range(100, 0, -1)]
+    values = [float(value) for value in range(100, 0, -1)]
     assert (percentile(values, 50), percentile(values, 99), percentile(values, 100)) == (50, 99, 100)
     assert percentile([], 50) == 0

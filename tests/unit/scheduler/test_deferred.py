@@ -44,12 +44,12 @@ class Run:
     def backward(self, step: int) -> None:
         generator = torch.Generator().manual_seed(100 + step)
         for part in (self.parameters[:2], self.parameters[2:4], self.parameters[4:]):
-            values = [torch.randn(each.shape, generator=generator) for each in part]
+            values = [torch.randn(parameter.shape, generator=generator) for parameter in part]
             if self.deferred is None:
                 for parameter, value in zip(part, values, strict=True):
                     parameter.grad = value if parameter.grad is None else parameter.grad + value
             else:
-                memory = [torch.full_like(each, torch.nan) for each in part]
+                memory = [torch.full_like(parameter, torch.nan) for parameter in part]
                 gradients: dict[Tensor, Tensor] = dict(zip(part, memory, strict=True))
                 self.deferred.add(PendingReduction(self.arrival(memory, values), gradients))
 
@@ -238,7 +238,7 @@ def test_the_contexts_of_a_forward_pass_do_not_change_a_step(context: Callable[[
             run.one_step(step)
             with context():
                 seen = run.forward(orders(step))
-            yield [each.clone() for each in seen]
+            yield [tensor.clone() for tensor in seen]
 
     runs(OPTIMIZERS["AdamW, foreach"], loop)
 
@@ -285,7 +285,7 @@ def test_hooks_that_read_nothing_leave_steps_deferred() -> None:
 def test_staleness_one_is_the_rule_of_its_name(clips: bool) -> None:
     make = OPTIMIZERS["SGD"]
     plain, stale = Run(make, deferred=False), Run(make, deferred=True, staleness=1)
-    schedulers = [StepLR(each.optimizer, 1, 0.7) for each in (plain, stale)]
+    schedulers = [StepLR(step.optimizer, 1, 0.7) for step in (plain, stale)]
     gradients: list[Tensor] | None = None
     for step in range(STEPS):
         for one, other in zip(plain.forward(orders(step)), stale.forward(orders(step)), strict=True):

@@ -117,7 +117,7 @@ def test_operations_on_lists_of_parameters_are_seen() -> None:
     seen: list[Tensor] = []
     with FirstUse(list(model.parameters()), seen.append):
         model(torch.ones(2, 1, 3))
-    assert {id(each) for each in seen} == {id(parameter) for parameter in model.parameters()}
+    assert {id(parameter) for parameter in seen} == {id(parameter) for parameter in model.parameters()}
 
 
 def test_a_class_by_number() -> None:

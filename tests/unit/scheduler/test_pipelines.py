@@ -33,10 +33,10 @@ def test_every_stage_runs_every_micro_batch_once_each_way(ranks: int, microbatch
     for order in orders[: 1 if chunks > 1 and microbatches % ranks else 2]:
         for rank, actions in enumerate(order):
             assert sorted((action.kind, action.stage, action.microbatch) for action in actions) == [
-                (kind, rank + chunk * ranks, each)
+                (kind, rank + chunk * ranks, microbatch)
                 for kind in "BF"
                 for chunk in range(chunks)
-                for each in range(microbatches)
+                for microbatch in range(microbatches)
             ]
         assert simulate(order, [StageCosts(1, 2)] * ranks * chunks).step_s >= 3 * microbatches * chunks
 

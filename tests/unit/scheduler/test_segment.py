@@ -46,7 +46,7 @@ def unneeded(_: PendingReduction) -> bool:
 
 def gradients(segment: Segment) -> list[Tensor]:
     found = [parameter.grad for parameter in segment.parameters]
-    return [each.clone() for each in found if each is not None]
+    return [gradient.clone() for gradient in found if gradient is not None]
 
 
 def same(ones: list[Tensor], others: list[Tensor]) -> bool:
@@ -69,15 +69,15 @@ def test_gradients_are_those_of_tensors_of_their_own(clears: str, arms: bool) ->
         reduction = ours.launch(3, step)
         reduction.place()
         assert all(isinstance(parameter.grad, PendingGradient) for parameter in ours.parameters)
-        for each in plain:
-            assert each.grad is not None
-            each.grad.div_(3).mul_(2)
+        for parameter in plain:
+            assert parameter.grad is not None
+            parameter.grad.div_(3).mul_(2)
         reduction.wait()
-        assert same(gradients(ours), [each.grad for each in plain if each.grad is not None])
+        assert same(gradients(ours), [parameter.grad for parameter in plain if parameter.grad is not None])
         if clears != "never":
             optimizer.zero_grad(set_to_none=clears == "to None")
-            for each in plain:
-                each.grad = None
+            for parameter in plain:
+                parameter.grad = None
     assert [priority for _, priority in wire.started] == [0, 1, 2, 3]
     assert len({buffer.data_ptr() for buffer, _ in wire.started}) == 1
     assert all(buffer.numel() == 12 + 4 + 1 + 4 for buffer, _ in wire.started)
@@ -112,7 +112,7 @@ def test_a_result_that_is_needed_keeps_its_buffer() -> None:
     segment = made(wire)
     needed: list[PendingReduction] = []
     for step in range(5):
-        segment.arm(lambda reduction: any(each is reduction for each in needed))
+        segment.arm(lambda reduction: any(wanted is reduction for wanted in needed))
         backward(segment.parameters, step)
         before = gradients(segment)
         needed[:] = [*needed[-1:], segment.launch(1, 0)]

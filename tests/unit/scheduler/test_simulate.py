@@ -302,7 +302,7 @@ def test_times_add_up_and_keep_their_bounds(
     for rank, actions in zip(result.ranks, order, strict=True):
         own = [costs[stage] for stage in {action.stage for action in actions}]
         count = len(actions) / 2 / len(own)
-        busy = sum((each.forward_s + each.backward_s) * count + each.update_s for each in own)
+        busy = sum((cost.forward_s + cost.backward_s) * count + cost.update_s for cost in own)
         assert rank.busy_s == pytest.approx(busy)
         assert busy <= result.step_s + 1e-6
         assert rank.bubble_s >= 0
@@ -317,7 +317,7 @@ def test_without_reductions_all_modes_take_the_same_time(
     pipeline: tuple[Order, list[StageCosts]], buckets: int
 ) -> None:
     order = pipeline[0]
-    costs = [dataclasses.replace(each, reduce_s=0.0, update_s=0.0) for each in pipeline[1]]
+    costs = [dataclasses.replace(cost, reduce_s=0.0, update_s=0.0) for cost in pipeline[1]]
     steps = [simulate(order, costs, Reduction(mode, buckets)).step_s for mode in ("serial", "blocking", "step")]
     assert steps == pytest.approx([steps[0]] * 3)
     assert simulate(order, costs, Reduction("stale")).step_s <= steps[0] + 1e-6

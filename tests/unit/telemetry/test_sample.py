@@ -50,10 +50,10 @@ def test_a_sample_has_the_steps_that_ended_last(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(Sampler, "_read", read)
     sampler = Sampler(0, 2)
     found = [sampler.take() for _ in range(5)]
-    assert [each["steps"] for each in found] == [0, 1, 1, 0, 1]
+    assert [sample["steps"] for sample in found] == [0, 1, 1, 0, 1]
     names = ("step_s", "exposed_step_s", "late_step_s")
-    assert [tuple(each[name] for name in names) for each in found] == [(None,) * 3, *[(1.5, 0.6, 0.3)] * 4]
-    assert [(each["lags"], each["lags_s"]) for each in found][2:] == [
+    assert [tuple(sample[name] for name in names) for sample in found] == [(None,) * 3, *[(1.5, 0.6, 0.3)] * 4]
+    assert [(sample["lags"], sample["lags_s"]) for sample in found][2:] == [
         *[([[1, 300_000]], 1.0)] * 2,
         ([[1, 300_000]], 2.0),
     ]

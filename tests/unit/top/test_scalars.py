@@ -51,8 +51,8 @@ def test_the_files_have_the_scalars_at_their_steps(tmp_path: Path, monkeypatch: 
     scalars.write(job(sample(0, lost=10, step=7)))
     scalars.write(job(sample(0, lost=20, step=8)))
     found = event_files.read(tmp_path)
-    assert [(each.step, each.walltime) for each in found["job/step_s"]] == [(7, 1e9), (8, 1e9)]
-    assert [round(each.value, 6) for each in found["loss/rank 00"]] == [0.01, 0.02]
+    assert [(scalar.step, scalar.walltime) for scalar in found["job/step_s"]] == [(7, 1e9), (8, 1e9)]
+    assert [round(scalar.value, 6) for scalar in found["loss/rank 00"]] == [0.01, 0.02]
     assert {name.partition("/")[0] for name in found} == {"job", "exposed_step_s", "sent_bytes_s", "loss"}
 
 

@@ -110,6 +110,12 @@ def test_of_many_ranks_those_in_trouble_are_shown() -> None:
 
 
 def test_numbers_for_people() -> None:
-    assert [table.bits(each) for each in (0, 100, 1.25e5, 117e6)] == ["0", "800", "1M", "936M"]
-    assert [table.micros(each) for each in (0, 12.3, 4100, 41_000, 2.5e6)] == ["0us", "12.3us", "4.1ms", "41ms", "2.5s"]
-    assert [table.share(each) for each in (0, 5e-6, 0.0012, 0.25)] == ["0", "<.001%", "0.120%", "25.0%"]
+    assert [table.bits(rate) for rate in (0, 100, 1.25e5, 117e6)] == ["0", "800", "1M", "936M"]
+    assert [table.micros(time_us) for time_us in (0, 12.3, 4100, 41_000, 2.5e6)] == [
+        "0us",
+        "12.3us",
+        "4.1ms",
+        "41ms",
+        "2.5s",
+    ]
+    assert [table.share(value) for value in (0, 5e-6, 0.0012, 0.25)] == ["0", "<.001%", "0.120%", "25.0%"]

@@ -38,8 +38,8 @@ def test_the_bracket_contains_the_truth(offsets: list[int], data: st.DataObject)
     """Events between neighbours in both directions: the offsets of others follow from them."""
     around = [pair for one, other in pairwise(range(len(offsets))) for pair in ((one, other), (other, one))]
     found = solve(observed(data, offsets, around))
-    assert {each.reference for each in found} == {0}
-    assert all(each.drift_ns == 0 for each in found)
+    assert {clock.reference for clock in found} == {0}
+    assert all(clock.drift_ns == 0 for clock in found)
     for each, error in zip(found, errors_ns(found, offsets), strict=True):
         assert each.uncertainty_ns is not None
         assert error <= each.uncertainty_ns + 0.01  # doubles
@@ -52,7 +52,7 @@ def test_the_offsets_keep_every_bound(offsets: list[int], data: st.DataObject) -
     """Midpoints of several brackets could contradict each other; those of closed bounds do not."""
     clocks = range(len(offsets))
     bounds = observed(data, offsets, [(one, other) for one in clocks for other in clocks if one != other], 2)
-    found = np.array([each.offset_ns for each in solve(bounds)])
+    found = np.array([clock.offset_ns for clock in solve(bounds)])
     assert (found[None, :] - found[:, None] <= bounds + 0.01).all()
 
 
@@ -86,8 +86,8 @@ def test_pairs_without_a_common_operation_have_references_of_their_own() -> None
     for one, other in ((0, 2), (1, 3)):
         bound(bounds, [one, other], [100, 1100], [one, other], [0, 1000])
     found = solve(bounds)
-    assert [each.reference for each in found] == [0, 1, 0, 1]
-    assert [each.offset_ns for each in found] == [0, 0, -1000, -1000]
+    assert [clock.reference for clock in found] == [0, 1, 0, 1]
+    assert [clock.offset_ns for clock in found] == [0, 0, -1000, -1000]
 
 
 def drifted(bounds: Matrix, clock: int, drift_ns: int) -> None:
@@ -105,7 +105,7 @@ def test_a_clock_that_drifts_is_reported_and_does_not_spoil_the_others(drift_ns:
     bound(bounds, everyone, [EPOCH_NS + 100] * 4, everyone, [EPOCH_NS] * 4)
     drifted(bounds, 2, drift_ns)
     found = solve(bounds)
-    assert [each.drift_ns > 0 for each in found] == [False, False, True, False]
+    assert [clock.drift_ns > 0 for clock in found] == [False, False, True, False]
     assert found[2].drift_ns == pytest.approx(5 * MS, abs=200)
     assert found[2].offset_ns == pytest.approx(-drift_ns / 2, abs=200)  # in the middle
     assert found[2].uncertainty_ns == pytest.approx(2.5 * MS, abs=200)
@@ -138,6 +138,6 @@ def test_a_pair_that_contradicts_itself_is_reported_beside_a_clock_that_nothing_
     for earlier, later in ((1, 2), (2, 1)):
         bound(bounds, [later], [0], [earlier], [100])
     found = solve(bounds)
-    assert [each.drift_ns for each in found] == [0, 0, 200]
+    assert [clock.drift_ns for clock in found] == [0, 0, 200]
     assert found[2].reference == 1
-    assert [each.is_reference for each in found] == [False, True, False]
+    assert [clock.is_reference for clock in found] == [False, True, False]

@@ -52,7 +52,7 @@ def test_an_error_names_the_file(tmp_path: Path) -> None:
 
 
 def test_a_trace_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path) -> None:
-    files = [Path(each) for each in job(tmp_path)]
+    files = [Path(name) for name in job(tmp_path)]
     output = tmp_path / "all.json"
     output.mkdir()
     before = sorted(tmp_path.iterdir())

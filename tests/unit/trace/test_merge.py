@@ -81,7 +81,7 @@ def test_a_slice_of_each_collective_on_each_rank(tmp_path: Path) -> None:
     assert list(names(trace, "process").values()) == ["rank 0 (host0)", "rank 1 (host1)"]
     assert set(names(trace, "thread").values()) == {"default_pg (group 0)"}
     drawn = slices(trace, "all_reduce")
-    assert [each["name"] for each in drawn] == ["all_reduce 7", "all_reduce 7", "all_reduce 8", "all_reduce 8"]
+    assert [bar["name"] for bar in drawn] == ["all_reduce 7", "all_reduce 7", "all_reduce 8", "all_reduce 8"]
     first, second = drawn[:2]
     assert (first["ts"], first["dur"]) == (0, 5000)
     assert second["ts"] == pytest.approx(1000, abs=3500)
@@ -99,7 +99,7 @@ def test_a_slice_of_each_collective_on_each_rank(tmp_path: Path) -> None:
     assert (inner["ts"], inner["dur"], inner["tid"]) == (100, 4900, first["tid"])
     arrows = [event for event in trace["traceEvents"] if event["ph"] in "stf"]
     assert [arrow["ph"] for arrow in arrows] == ["s", "f", "s", "f"]
-    assert {arrow["tid"] for arrow in arrows} == {each["tid"] for each in drawn}
+    assert {arrow["tid"] for arrow in arrows} == {bar["tid"] for bar in drawn}
     clocks = trace["otherData"]["clocks"]
     assert clocks[1]["offset_s"] == pytest.approx(-3, abs=clocks[1]["uncertainty_s"])
     labels = [event["args"]["labels"] for event in trace["traceEvents"] if event["name"] == "process_labels"]
@@ -128,7 +128,7 @@ def test_steps_and_the_parts_of_the_training_whose_data_moves(tmp_path: Path) ->
     entries = [collective(1, 10, 12, label="bucket 0", priority=3), collective(2, 20, 22, label="", priority=7)]
     steps = [{"number": number, "ended_ns": EPOCH_NS + at * MS} for number, at in ((8, 1), (9, 10), (10, 17), (11, 29))]
     trace = merged(tmp_path, a=flight(0, entries, steps=steps))
-    drawn = [(each["name"], each["ts"], each["dur"]) for each in slices(trace, "step ")]
+    drawn = [(bar["name"], bar["ts"], bar["dur"]) for bar in slices(trace, "step ")]
     assert drawn == [("step 10", 0, 7000), ("step 11", 7000, 12000)]
     assert list(names(trace, "thread").values()).count("steps") == 1
     first, second = slices(trace, "all_reduce")
@@ -163,7 +163,7 @@ def test_messages_have_a_track_and_arrows(tmp_path: Path) -> None:
     assert list(names(trace, "thread").values()).count("messages") == 2
     source, target = slices(trace, "send 1 to 1")[0], slices(trace, "receive 1 from 0")[0]
     arrow = [event for event in trace["traceEvents"] if event["name"] == "message"]
-    assert [(each["ph"], each["tid"]) for each in arrow] == [("s", source["tid"]), ("f", target["tid"])]
+    assert [(event["ph"], event["tid"]) for event in arrow] == [("s", source["tid"]), ("f", target["tid"])]
     assert source["args"]["tag"] == 0
 
 
@@ -189,7 +189,7 @@ def test_events_of_the_profiler_are_moved_with_the_clock_of_their_file(tmp_path:
         "thread 8",
         "profiler",
     ]
-    assert [each["name"] for each in slices(trace, "all_reduce ")] == ["all_reduce 5", "all_reduce 6", "all_reduce 7"]
+    assert [bar["name"] for bar in slices(trace, "all_reduce ")] == ["all_reduce 5", "all_reduce 6", "all_reduce 7"]
     added, six = slices(trace, "aten::add")[0], slices(trace, "all_reduce 6")[0]
     assert added["ts"] - six["ts"] == pytest.approx(1000, abs=51)
     assert added["dur"] == 1.5
@@ -213,7 +213,7 @@ def test_profiles_alone_are_aligned(tmp_path: Path) -> None:
         a=profile(0, [*operation(1, 10_000, 10_004), *operation(2, 10_010, 10_012)]),
         b=profile(1, [*operation(1, 5_001, 5_004), *operation(2, 5_009, 5_013)]),
     )
-    (clock,) = [each for each in trace["otherData"]["clocks"] if each["rank"] == 1]
+    (clock,) = [entry for entry in trace["otherData"]["clocks"] if entry["rank"] == 1]
     assert clock["offset_s"] == pytest.approx(5, abs=clock["uncertainty_s"])
     assert clock["uncertainty_s"] < 0.004
     assert [event["ph"] for event in trace["traceEvents"] if event["ph"] in "sf"] == ["s", "f", "s", "f"]
@@ -221,7 +221,7 @@ def test_profiles_alone_are_aligned(tmp_path: Path) -> None:
 
 def test_operations_of_a_profile_that_overlap_get_rows(tmp_path: Path) -> None:
     trace = merged(tmp_path, a=profile(0, [*operation(1, 0, 5), *operation(2, 1, 7), *operation(3, 6, 8)]))
-    rows = {each["name"]: each["tid"] for each in slices(trace, "all_reduce ")}
+    rows = {bar["name"]: bar["tid"] for bar in slices(trace, "all_reduce ")}
     assert rows["all_reduce 1"] == rows["all_reduce 3"] != rows["all_reduce 2"]
     assert [name for name in names(trace, "thread").values() if "operations" in name] == [
         "thread 7 (python): operations +1",
@@ -236,7 +236,7 @@ def test_slices_of_torch_that_overlap_get_a_row(tmp_path: Path) -> None:
     events = [{**where, "name": name, "ts": start, "dur": length} for name, (start, length) in spans.items()]
     trace = merged(tmp_path, a=profile(0, events))
     tracks = names(trace, "thread")
-    assert {each["name"]: tracks[each["tid"]] for each in slices(trace)} == {
+    assert {bar["name"]: tracks[bar["tid"]] for bar in slices(trace)} == {
         "parent": "thread 7 (python)",
         "child": "thread 7 (python)",
         "late": "thread 7 (python): overlapping +1",

@@ -104,7 +104,7 @@ def test_receives_from_any_rank_hide_which_message_the_others_took(tmp_path: Pat
     entries = [message("recv", 1, 0, 1, peer=None, ordinal=1), message("recv", 2, 2, 3, peer=0, ordinal=1)]
     paths = write(tmp_path, a=flight(0, [message("send", 1, 0, 1, peer=1, ordinal=1)]), b=flight(1, entries))
     records = read_all(paths, pytest.fail)
-    assert message_pairs([each for record in records for each in record.operations]) == []
+    assert message_pairs([call for record in records for call in record.operations]) == []
 
 
 def test_two_files_of_one_rank_have_the_same_call(tmp_path: Path) -> None:

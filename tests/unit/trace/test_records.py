@@ -67,7 +67,7 @@ def test_states_and_callers(tmp_path: Path) -> None:
         message("recv", 1, 8, None, peer=None, ordinal=1),
     ]
     (record,) = read_quietly(*write(tmp_path, a=flight(0, entries)))
-    titles = [each.title for each in record.operations]
+    titles = [call.title for call in record.operations]
     assert titles[:3] == ["all_reduce 1", "all_reduce 2 (failed)", "all_reduce 3 (in flight)"]
     assert titles[3:] == ["reduce_scatter 4", "receive 1 from any rank (in flight)"]
     assert record.operations[0].arguments["caller"] == "/job/train.py:63 in train"
@@ -106,7 +106,7 @@ def test_a_call_without_an_event_around_it_does_not_end_with_that_of_another_one
         outer["name"] = f"commlayer:{name}"
         first["args"]["Collective name"] = {"all_reduce": "allreduce", "all_gather": "_allgather_base"}[name]
         (path,) = write(tmp_path, a=profile(0, [outer, first, inner]))
-        assert [each.ended_ns for each in read(path).operations] == [EPOCH_NS + 9 * MS, None]
+        assert [call.ended_ns for call in read(path).operations] == [EPOCH_NS + 9 * MS, None]
 
 
 @pytest.mark.parametrize("text", ["4515699281853.805", "7775999999999.999", "0.001", "12"])
@@ -135,7 +135,7 @@ def test_a_folder_stands_for_its_files_and_a_later_record_replaces_an_earlier_on
     (tmp_path / "half.json").write_text('{"entries": [')
     warned: list[str] = []
     found = read_all([tmp_path], warned.append)
-    assert [(each.rank, each.kind, each.path.name) for each in found] == [
+    assert [(file.rank, file.kind, file.path.name) for file in found] == [
         (0, "flight", "d.json"),
         (0, "profile", "c.json"),
         (1, "flight", "a.json"),
@@ -181,7 +181,7 @@ def test_other_files_get_an_error_with_a_remedy(tmp_path: Path, content: bytes, 
 def test_a_pickle_is_read_where_the_user_asks(tmp_path: Path, make: Callable[[bytes], bytes]) -> None:
     path = tmp_path / "flight_0"
     path.write_bytes(make(pickle.dumps(flight(0, [collective(1, 0, 5)]))))
-    assert [each.title for each in read(path, pickles=True).operations] == ["all_reduce 1"]
+    assert [call.title for call in read(path, pickles=True).operations] == ["all_reduce 1"]
     warned: list[str] = []
     with pytest.raises(ValueError, match="no file of a rank is there"):
         read_all([tmp_path], warned.append)

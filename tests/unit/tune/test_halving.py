@@ -109,14 +109,14 @@ def test_the_next_finalist_is_tested_where_the_best_median_is_not_sure() -> None
     steps_s = {Arm(): (1.0,) * 9, Arm("int8"): (0.5,) * 9, Arm("bf16"): wild}
     arms = [(Arm(), 1.0), (Arm("int8"), 0.3), (Arm("bf16"), 0.5)]
     outcome = search(arms, lambda arm, steps: Timing(steps_s[arm][:steps]), 9)
-    medians = {each.arm.codec: each.timing.median_s for each in outcome.tried[1:] if each.timing}
+    medians = {trial.arm.codec: trial.timing.median_s for trial in outcome.tried[1:] if trial.timing}
     assert medians["bf16"] < medians["int8"]
     assert outcome.chosen.arm == Arm(codec="int8")
 
 
 def test_predictions_have_an_error() -> None:
     tried = [Tried(Arm(), 1.0, Timing((1.0,))), Tried(Arm("bf16"), 0.268, Timing((0.493,))), Tried(Arm("int8"), 0.5)]
-    assert [each.prediction_error for each in tried] == [None, pytest.approx(-0.456, abs=0.001), None]
+    assert [trial.prediction_error for trial in tried] == [None, pytest.approx(-0.456, abs=0.001), None]
     assert prediction_error(tried) == tried[1].prediction_error
     assert prediction_error(tried[:1]) is None
 

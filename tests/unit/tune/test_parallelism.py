@@ -46,7 +46,7 @@ def test_json_has_all_figures(tmp_path: Path) -> None:
     assert found["best"] == found["frontier"][0] == found["families"][0]["best"]
     assert sum(found["best"]["parts_s"].values()) == pytest.approx(found["best"]["step_s"])
     assert sum(found["best"]["layers"]) == 32
-    assert {each["name"]: each["best"] for each in found["families"]}["2-D TP"] is None
+    assert {family["name"]: family["best"] for family in found["families"]}["2-D TP"] is None
 
 
 @pytest.mark.parametrize(

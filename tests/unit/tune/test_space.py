@@ -27,7 +27,7 @@ def test_the_default_is_the_first_arm_and_is_there_once() -> None:
 
 @pytest.mark.parametrize("allowed", [(), ("lossy",), ("compressed",), ("stale",), ALLOWABLE])
 def test_numerics_change_only_where_it_is_allowed(allowed: tuple[str, ...]) -> None:
-    needed = {each for arm in of(*allowed).arms() for each in arm.needs}
+    needed = {need for arm in of(*allowed).arms() for need in arm.needs}
     assert needed == set(allowed)
 
 

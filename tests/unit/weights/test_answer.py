@@ -40,7 +40,7 @@ def add(arrival: Arrival, parts: list[list[bytes]]) -> None:
 
 
 def filled(arrival: Arrival, parts: list[list[bytes]]) -> Held | None:
-    assert {each[0] for each in parts} == {PART}
+    assert {part[0] for part in parts} == {PART}
     assert not arrival.is_complete
     add(arrival, parts)
     assert arrival.is_complete

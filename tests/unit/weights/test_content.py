@@ -61,7 +61,7 @@ def test_digests_tell_values_and_names_apart() -> None:
         other = memory.clone()
         other[at] ^= 1
         found.add(content.digest(LAYOUT, other))
-    renamed = Layout([each._replace(name=each.name + "2") for each in LAYOUT.entries])
+    renamed = Layout([entry._replace(name=entry.name + "2") for entry in LAYOUT.entries])
     found.add(content.digest(renamed, memory))
     assert len(found) == 6
     assert content.digest(LAYOUT, memory.clone()) in found

@@ -12,14 +12,14 @@ from commlayer.weights.layout import DTYPES, Layout, overlaps, tensors_of, width
 def test_values_of_a_width_lie_together_and_views_fit() -> None:
     tensors = {name: torch.zeros(3, 2).to(dtype) for name, dtype in DTYPES.items()} | {"scalar": torch.tensor(1)}
     layout = Layout.of(tensors)
-    assert sum(each.nbytes for each in tensors.values()) == layout.bytes
+    assert sum(tensor.nbytes for tensor in tensors.values()) == layout.bytes
     assert [region.width for region in layout.regions] == [8, 4, 2, 1]
     for before, after in zip(layout.regions, layout.regions[1:], strict=False):
         assert before.offset + before.width * before.values == after.offset
     memory = torch.zeros(layout.bytes, dtype=torch.uint8)
     for name, view in layout.views(memory).items():
         assert (view.dtype, view.shape) == (tensors[name].dtype, tensors[name].shape)
-        region = next(each for each in layout.regions if each.width == width_of(name if name in DTYPES else "int64"))
+        region = next(part for part in layout.regions if part.width == width_of(name if name in DTYPES else "int64"))
         assert region.offset <= view.storage_offset() * view.itemsize < region.offset + region.width * region.values
         view.view(torch.uint8).add_(1) if view.dim() else view.fill_(0x0101010101010101)
     assert memory.eq(1).all()  # each byte belongs to one tensor
