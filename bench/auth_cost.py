@@ -43,13 +43,13 @@ def run(case: str, auth: str) -> dict[str, Any]:
 
 def ratios(rounds: list[dict[str, dict[str, Any]]], auth: str) -> list[float]:
     """The median iteration over that without authentication, per round."""
-    return [each[auth]["p50_us"] / each["off"]["p50_us"] for each in rounds]
+    return [medians[auth]["p50_us"] / medians["off"]["p50_us"] for medians in rounds]
 
 
 def row(case: str, auth: str, rounds: list[dict[str, dict[str, Any]]]) -> str:
     """One line of the table, as Markdown."""
     figures = sorted(ratios(rounds, auth))
-    p50_us = statistics.median(each[auth]["p50_us"] for each in rounds)
+    p50_us = statistics.median(medians[auth]["p50_us"] for medians in rounds)
     quarter = len(figures) // 4
     spread = f"{figures[quarter]:.3f} to {figures[-1 - quarter]:.3f}"
     return f"| {case} | {auth} | {p50_us:.0f} | {statistics.median(figures):.3f} | {spread} |"

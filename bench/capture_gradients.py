@@ -129,7 +129,9 @@ def capture() -> Gradients:
             gradients.append(torch.autograd.grad(loss, parameters))
             losses.append(loss.item())
         if step in STEPS:
-            steps[step] = np.stack([np.concatenate([each.numpy().ravel() for each in rank]) for rank in gradients])
+            steps[step] = np.stack(
+                [np.concatenate([gradient.numpy().ravel() for gradient in rank]) for rank in gradients]
+            )
         if step % 100 == 0 or step in STEPS:
             print(f"step {step}: loss {sum(losses) / RANKS:.3f}", flush=True)
         for parameter, *parts in zip(parameters, *gradients, strict=True):

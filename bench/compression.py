@@ -147,11 +147,11 @@ def _training(network: dict[str, Any]) -> list[str]:
         "| system | time to loss (s) | range | best 16-bit gloo / this | best gloo / this | final loss | MB sent |",
         "|---" * 7 + "|",
     ]
-    median_s = {system: statistics.median(each or math.inf for each in times[system]) for system in runs}
+    median_s = {system: statistics.median(time_s or math.inf for time_s in times[system]) for system in runs}
     gloo = [system for system in runs if system.startswith("gloo")]
-    best = [min(each, key=median_s.__getitem__) for each in (list(filter(_is_plain, gloo)), gloo)]
+    best = [min(systems, key=median_s.__getitem__) for systems in (list(filter(_is_plain, gloo)), gloo)]
     for system, logs in runs.items():
-        reached = [each for each in times[system] if each is not None]
+        reached = [time_s for time_s in times[system] if time_s is not None]
         whole = len(reached) == len(logs)
         cells = [
             system,

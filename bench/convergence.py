@@ -295,7 +295,7 @@ def main() -> int:
     print(table(content))
     write_between(PAGE, results=table(content))
     plot(content, PLOT)
-    reached = [not each.distinguishable for each in compare(content) if (each.loss_bound, each.treatment) == TARGET]
+    reached = [not pair.distinguishable for pair in compare(content) if (pair.loss_bound, pair.treatment) == TARGET]
     return 2 if failed else 0 if all(reached) else 1
 
 

@@ -147,10 +147,10 @@ def measure_python(arguments: list[str]) -> dict[str, Any]:
 def row(name: str, count: Count, before: Count | None) -> str:
     """One row of the table."""
     texts = [
-        f"{each['covered']:6} / {each['lines']:6} {100 * each['covered'] / max(each['lines'], 1):6.1f} %"
-        if each is not None
+        f"{covered['covered']:6} / {covered['lines']:6} {100 * covered['covered'] / max(covered['lines'], 1):6.1f} %"
+        if covered is not None
         else ""
-        for each in (count, before)
+        for covered in (count, before)
     ]
     return f"{name:34}{texts[0]}   {texts[1]}".rstrip()
 

@@ -64,7 +64,7 @@ def plain(tokens: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
     per_expert = torch.bincount(flat, minlength=EXPERTS)
     theirs = torch.empty_like(per_expert)
     dist.all_to_all_single(theirs, per_expert)
-    sent, received = (each.view(size, -1).sum(1).tolist() for each in (per_expert, theirs))
+    sent, received = (counts.view(size, -1).sum(1).tolist() for counts in (per_expert, theirs))
     arrived = tokens.new_empty(sum(received), WIDTH)
     dist.all_to_all_single(arrived, tokens[order // K], received, sent)
     returned = tokens.new_empty(sum(sent), WIDTH)

@@ -147,7 +147,7 @@ class Replicas:
         with torch.no_grad():
             pairs = zip(inputs.split(CHUNK), targets.split(CHUNK), strict=True)
             chunks = [self.losses(self.weights, *pair).double() for pair in pairs]
-        return [float(each) for each in torch.stack(chunks).mean(0)]
+        return [float(value) for value in torch.stack(chunks).mean(0)]
 
 
 def hook_of(model: nn.Module, system: System, seed: Sequence[int]) -> VirtualHook | None:
@@ -184,7 +184,7 @@ def train(name: str, seed: int, steps: int = STEPS, systems: Sequence[System] = 
     losses: dict[int, list[float]] = {}
     for step in range(steps):
         draws = [draw_batch(text, CONTEXT, BATCH, (seed * 100_000 + step) * RANKS + rank) for rank in range(RANKS)]
-        inputs, targets = (torch.stack(each) for each in zip(*draws, strict=True))
+        inputs, targets = (torch.stack(tensors) for tensors in zip(*draws, strict=True))
         gradients = replicas.gradients(replicas.weights.detach(), inputs, targets)
         each = zip(gradients, systems, hooks, strict=True)
         averages = torch.stack([average(rows, system, hook, step) for rows, system, hook in each])
@@ -272,7 +272,7 @@ def _rows(seeds: Sequence[dict[str, Log]]) -> list[str]:
         cells = [
             system.name,
             f"{sum(ours['uncounted_share'] for ours, _ in runs) / len(runs):.2%}" if system.loss else "",
-            *(f"{each.mean:+.4f}" for each in by_step),
+            *(f"{change.mean:+.4f}" for change in by_step),
             f"{last.error:.4f}",
             f"{last.low:+.4f} to {last.high:+.4f}",
             f"{last.p:.1g}",

@@ -93,7 +93,7 @@ def table(runs: Runs) -> str:
     lines = [
         "| all-reduce | size | figure | commlayer | best gloo | ratio | target | reached |",
         "|---|---|---|---|---|---|---|---|",
-        *(each.row(runs) for each in CLAIMS),
+        *(stated.row(runs) for stated in CLAIMS),
         "",
     ]
     if not runs:

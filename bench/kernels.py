@@ -126,8 +126,8 @@ class Arrays:
 def time_codecs(size: int, codecs: Sequence[str], levels: Sequence[str], rounds: int) -> dict[Timed, Summary]:
     """Times memcpy and all kernels in turns, less the time of a call from Python that does nothing."""
     arrays, count = Arrays(codecs, size), size // VALUE_BYTES
-    timed = [COPY, *((name, level, each) for name in codecs for level in levels for each in OPERATIONS)]
-    samples: dict[Timed, list[list[float]]] = {each: [] for each in timed}
+    timed = [COPY, *((name, level, operation) for name in codecs for level in levels for operation in OPERATIONS)]
+    samples: dict[Timed, list[list[float]]] = {case: [] for case in timed}
     for _ in range(rounds):
         for name, level, operation in timed:
             kernels.select_kernels(level or kernels.kernel_levels()[0])

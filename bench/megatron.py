@@ -74,7 +74,7 @@ RUNS = (
 
 def runs() -> list[Run]:
     """In each layout, a run on gloo stands before those that must have its losses."""
-    return [Run(layout, *each) for layout in LAYOUTS for each in RUNS]
+    return [Run(layout, *run) for layout in LAYOUTS for run in RUNS]
 
 
 def differences(measured: Sequence[tuple[Run, list[float]]]) -> list[float]:

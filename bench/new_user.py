@@ -40,7 +40,7 @@ SHAPED = (
     "tc class add dev eth0 parent 1: classid 1:1 htb rate {rate} burst 64k quantum 1514",
     "tc qdisc add dev eth0 parent 1:1 pfifo limit 256",
 )
-SLOW = [[each.format(rate=rate) for each in SHAPED] for rate in ("100mbit", "20mbit")]
+SLOW = [[command.format(rate=rate) for command in SHAPED] for rate in ("100mbit", "20mbit")]
 ENDED = r"step 100: loss"
 
 

@@ -236,7 +236,7 @@ def verdicts_of(measured: Measured) -> list[str]:
         if not {name, CONTROL} <= measured.logs.keys():
             continue
         shares, wanted = measured.exposed(name), exposed_target(case, name)
-        reduced_s, unreduced_s = (predict(case, each, measured.costs).step_s for each in (name, CONTROL))
+        reduced_s, unreduced_s = (predict(case, order, measured.costs).step_s for order in (name, CONTROL))
         cells = [
             f"`{name}`",
             "exposed share of the reductions",
@@ -293,7 +293,7 @@ def keep(content: dict[str, Any]) -> None:
         write_results(RESULTS, content)
     parts = {f"pipeline-{name}": table(each) for name, each in content["cases"].items()}
     sweep = content.get("sweep")
-    parts["pipeline-sweep"] = pipeline_sweep.table(SMALL, [Measured(each) for each in sweep or ()])
+    parts["pipeline-sweep"] = pipeline_sweep.table(SMALL, [Measured(log) for log in sweep or ()])
     write_between(PAGE, **parts)
     pipeline_sweep.plot(LARGE, PICTURE)
 

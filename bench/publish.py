@@ -70,7 +70,7 @@ def train(model: Model, optimizer: torch.optim.Optimizer, text: Tensor) -> None:
 
 
 def bits_of(state: dict[str, Tensor]) -> npt.NDArray[np.int16]:
-    return np.array(torch.cat([each.view(torch.int16).flatten() for each in state.values()]).numpy(), np.int16)
+    return np.array(torch.cat([tensor.view(torch.int16).flatten() for tensor in state.values()]).numpy(), np.int16)
 
 
 def entropy_bytes(before: npt.NDArray[np.int16], after: npt.NDArray[np.int16]) -> float:

@@ -92,7 +92,7 @@ def _reduce_scatter(draw: Draw, group: Any, rank: int, size: int) -> Started:
 def _all_gather(draw: Draw, group: Any, rank: int, size: int) -> Started:
     output = torch.empty(draw.numel * size, dtype=draw.dtype)
     work = all_gather_single(output, draw.values(rank, draw.numel), group=group, async_op=draw.later)
-    return work, output, lambda: torch.cat([draw.values(each, draw.numel) for each in range(size)])
+    return work, output, lambda: torch.cat([draw.values(sender, draw.numel) for sender in range(size)])
 
 
 def _broadcast(draw: Draw, group: Any, rank: int, size: int) -> Started:
@@ -106,7 +106,7 @@ def _all_to_all(draw: Draw, group: Any, rank: int, size: int) -> Started:
     output = torch.empty(draw.numel * size, dtype=draw.dtype)
     work = dist.all_to_all_single(output, draw.values(rank, draw.numel * size), group=group, async_op=draw.later)
     part = slice(rank * draw.numel, (rank + 1) * draw.numel)
-    return work, output, lambda: torch.cat([draw.values(each, draw.numel * size)[part] for each in range(size)])
+    return work, output, lambda: torch.cat([draw.values(sender, draw.numel * size)[part] for sender in range(size)])
 
 
 COLLECTIVES = (_all_reduce, _all_reduce, _reduce_scatter, _all_gather, _broadcast, _all_to_all)

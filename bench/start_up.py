@@ -199,19 +199,19 @@ def run_at(port: int, size: int, name: str, counts: bool) -> list[Figures]:
         raise RuntimeError(f"a rank of {size} failed")
     store = dist.TCPStore("127.0.0.1", port, None, False, timedelta(seconds=60))
     all_found: list[Figures] = [json.loads(store.get(f"found {rank}")) for rank in range(size)]
-    return [{**each, "first_s": each.pop("reduced_at") - start} for each in all_found]
+    return [{**times, "first_s": times.pop("reduced_at") - start} for times in all_found]
 
 
 def measure(size: int, name: str, runs: int) -> dict[str, Figures]:
     """Seconds: of the slowest rank, the median of some runs. Counts: of rank 0, and the largest of the others'."""
     timed = [run(size, name, counts=False) for _ in range(runs)]
     seconds = ("first_s", "init_s", "group_s")
-    slowest = {key: statistics.median(max(each[key] for each in found) for found in timed) for key in seconds}
+    slowest = {key: statistics.median(max(rank[key] for rank in found) for found in timed) for key in seconds}
     counted = run(size, name, counts=True)
     return {
         "seconds": slowest,
         "rank 0": {key: counted[0][key] for key in COUNTS},
-        "others": {key: max(each[key] for each in counted[1:]) for key in COUNTS},
+        "others": {key: max(rank[key] for rank in counted[1:]) for key in COUNTS},
     }
 
 
@@ -251,7 +251,7 @@ def counts_of(first: Figures, others: Figures) -> list[str]:
     """The cells of the counts: of the other ranks, and of rank 0 where it has another one."""
 
     def cell(key: str, unit: float, digits: int) -> str:
-        texts = [f"{each[key] / unit:,.{digits}f}" for each in (others, first)]
+        texts = [f"{rank[key] / unit:,.{digits}f}" for rank in (others, first)]
         return texts[0] if texts[0] == texts[1] else f"{texts[0]} (rank 0: {texts[1]})"
 
     return [

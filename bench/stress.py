@@ -212,7 +212,7 @@ def worst(results: Mapping[str, Result], metric: Metric) -> float:
 
 def right(*results: Mapping[str, Result]) -> bool:
     """Whether all elements of all results are right."""
-    return all(result["wrong"] == 0 for each in results for result in each.values())
+    return all(result["wrong"] == 0 for ranks in results for result in ranks.values())
 
 
 def over_gloo(run: str, wire: str, metric: Metric, at_least: float, *, bounded: bool = True) -> Claim:

@@ -92,9 +92,9 @@ def taken(scenario: Scenario, host: int) -> float:
     """Share of a host's link that traffic of others takes."""
     rate_bps = scenario.link(host).rate_bps
     bursts = sum(
-        each.senders * each.burst_bytes * 8 / (each.period_ms / 1e3) for each in scenario.incast if each.to == host
+        burst.senders * burst.burst_bytes * 8 / (burst.period_ms / 1e3) for burst in scenario.incast if burst.to == host
     )
-    return bursts / rate_bps + sum(each.share for each in scenario.cross if each.to == host) if rate_bps else 0.0
+    return bursts / rate_bps + sum(flow.share for flow in scenario.cross if flow.to == host) if rate_bps else 0.0
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ def systems(runs: Sequence[Log]) -> dict[str, System]:
     by_name: dict[str, dict[int, Log]] = {}
     for log in runs:
         by_name.setdefault(log["job"]["system"], {})[log["job"]["seed"]] = log
-    seeds = sorted(set.intersection(*(set(each) for each in by_name.values()))) if by_name else []
+    seeds = sorted(set.intersection(*(set(of_system) for of_system in by_name.values()))) if by_name else []
     return {name: System([each[seed] for seed in seeds]) for name, each in by_name.items()} if seeds else {}
 
 

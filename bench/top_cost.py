@@ -91,7 +91,7 @@ def rank_main(rank: int, ports: tuple[int, int], options: argparse.Namespace, pi
 def ratio(pairs: list[tuple[float, float]]) -> dict[str, float]:
     """The mean of on / off, and the half width of its 95 % interval."""
     ratios = [on / off for off, on in pairs]
-    t = T_95[max((each for each in T_95 if each <= len(ratios)), default=5)]
+    t = T_95[max((count for count in T_95 if count <= len(ratios)), default=5)]
     width = t * statistics.stdev(ratios) / len(ratios) ** 0.5 if len(ratios) > 1 else float("nan")
     return {"mean": statistics.mean(ratios), "half_width_95": width}
 
@@ -110,7 +110,7 @@ def job(options: argparse.Namespace) -> dict[str, Any]:
     columns = {"step": 0, "cpu": 1}
     result: dict[str, Any] = {"pairs": options.pairs, "seconds": options.seconds, "sample_s": sample_s}
     for name, column in columns.items():
-        off, on = ([each[column] for each in found[is_on]] for is_on in (False, True))
+        off, on = ([row[column] for row in found[is_on]] for is_on in (False, True))
         result[name] = {
             "off_s": statistics.median(off),
             "on_s": statistics.median(on),

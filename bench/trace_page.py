@@ -135,7 +135,7 @@ def check_tables(browser: Browser, trace: Path) -> None:
     )[0]
     print(f"Perfetto has {taken}")
     assert taken == {"slices": written["X"] + written["i"], "readings": written["C"], "arrows": written["f"]}, written
-    names = {each["name"] for each in table(browser, "select name from process where name is not null")}
+    names = {row["name"] for row in table(browser, "select name from process where name is not null")}
     assert names == {event["args"]["name"] for event in events if event["name"] == "process_name"}, names
     inside = table(
         browser,

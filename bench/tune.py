@@ -166,7 +166,7 @@ def keep(name: str, row: Mapping[str, Any]) -> None:
     kept = read_results(RESULTS, {"rows": {}})
     kept["rows"][name] = row
     kept["machine"] = machine.facts()
-    kept["arms"] = max(each.get("arms", 0) for each in kept["rows"].values())
+    kept["arms"] = max(kept_row.get("arms", 0) for kept_row in kept["rows"].values())
     write_results(RESULTS, kept)
     write(kept)
 

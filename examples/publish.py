@@ -70,7 +70,7 @@ def main() -> None:
         return
     readers = [subprocess.Popen([sys.executable, __file__, "--read", options.address]) for _ in range(2)]
     train(options.address, options.steps, options.pause)
-    sys.exit(max(each.wait() for each in readers))
+    sys.exit(max(reader.wait() for reader in readers))
 
 
 if __name__ == "__main__":

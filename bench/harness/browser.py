@@ -96,7 +96,7 @@ class Browser:
     def complaints(self) -> list[str]:
         """The errors that the page has logged since the last call, but for the icon that it lacks."""
         log = self.call("POST", "/se/log", {"type": "browser"})
-        return [each["message"] for each in log if each["level"] == "SEVERE" and "favicon" not in each["message"]]
+        return [entry["message"] for entry in log if entry["level"] == "SEVERE" and "favicon" not in entry["message"]]
 
     def click(self, selector: str) -> None:
         """Clicks an element as a user does."""

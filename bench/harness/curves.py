@@ -19,7 +19,7 @@ def curve(logs: Sequence[Log]) -> tuple[list[float], list[float], list[float]]:
         steps, seconds, losses = map(list, zip(*log["validations"], strict=True))
         points.append((seconds, [sent[int(step)] / 1e6 for step in steps], losses))
     seconds, megabytes, losses = (
-        [statistics.median(values) for values in zip(*each, strict=True)] for each in zip(*points, strict=True)
+        [statistics.median(values) for values in zip(*column, strict=True)] for column in zip(*points, strict=True)
     )
     return seconds, megabytes, losses
 

@@ -46,8 +46,8 @@ class Resources:
         libc.mallinfo2.restype = _Heap
         heap = libc.mallinfo2()
         maps = (_PROC / "maps").read_text().splitlines()
-        links = [str(each.readlink()) for each in (_PROC / "fd").iterdir() if each.is_symlink()]
-        shared = sum("memfd:commlayer" in each for each in (*maps, *links))
+        links = [str(link.readlink()) for link in (_PROC / "fd").iterdir() if link.is_symlink()]
+        shared = sum("memfd:commlayer" in name for name in (*maps, *links))
         return Resources(
             heap_mib=(heap.uordblks + heap.hblkhd) / (1 << 20),
             resident_mib=int((_PROC / "statm").read_text().split()[1]) * _PAGE_BYTES / (1 << 20),

@@ -38,7 +38,7 @@ def write_results(path: Path, results: Mapping[str, Any]) -> None:
 def _text(value: Any) -> str:
     """JSON: a line for each object of a list; a line for each entry of a long object, whose value may have several. An
     object of plain values stays on one line, as the times of a search."""
-    if isinstance(value, list) and value and all(isinstance(each, dict) for each in value):
+    if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
         return "[\n{}\n]".format(",\n".join(map(json.dumps, value)))
     if isinstance(value, dict) and len(json.dumps(value)) > LINE and any(map(_has_parts, value.values())):
         return "{{\n{}\n}}".format(",\n".join(f"{json.dumps(key)}: {_text(each)}" for key, each in value.items()))

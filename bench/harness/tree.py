@@ -176,11 +176,11 @@ def taken(found: list[dict[str, Any]], *, is_spaced: bool, unit: str) -> Taken:
     In a loop the slowest rank tells the time of a call. After a pause ranks call at different moments: the time is that
     of the last one to call, which waits for no other.
     """
-    cpu_us = 1e6 * sum(each["cpu_s"] for each in found)
+    cpu_us = 1e6 * sum(rank["cpu_s"] for rank in found)
     if is_spaced:
-        value = statistics.median(min(call) for call in zip(*(each["values"] for each in found), strict=True))
+        value = statistics.median(min(call) for call in zip(*(rank["values"] for rank in found), strict=True))
     else:
-        value = max(statistics.median(each["values"]) for each in found)
+        value = max(statistics.median(rank["values"]) for rank in found)
     return Taken(value if unit == "bytes" else 1e6 * value, cpu_us)
 
 

@@ -98,7 +98,7 @@ def last_step(log: Log) -> list[Span]:
     spans = [Span(*span) for span in log["spans"]]
     start_s = max(span.end_s for span in spans) - log["step_s"][-1]
     kept = [span for span in spans if span.start_s >= start_s]
-    return [each._replace(start_s=each.start_s - start_s, end_s=each.end_s - start_s) for each in kept]
+    return [turn._replace(start_s=turn.start_s - start_s, end_s=turn.end_s - start_s) for turn in kept]
 
 
 def steady_step(model: Simulation) -> list[Span]:

@@ -149,7 +149,7 @@ def resident(name: str) -> int:
 
 
 KINDS: dict[str, Callable[..., Found]] = {
-    each.__name__: each for each in (all_reduce, p2p, ddp, pipeline, start, memory)
+    case.__name__: case for case in (all_reduce, p2p, ddp, pipeline, start, memory)
 }
 
 

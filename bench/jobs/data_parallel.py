@@ -162,7 +162,7 @@ def computing(job: Job, width: int, system: str) -> ddp_model.Compute:
             optimizer.zero_grad()
             moments.append(time.perf_counter())
             seconds.append(tuple(end - start for start, end in pairwise(moments)))
-    return ddp_model.Compute(*(statistics.median(each) for each in zip(*seconds[WARM_UP_STEPS:], strict=True)))
+    return ddp_model.Compute(*(statistics.median(column) for column in zip(*seconds[WARM_UP_STEPS:], strict=True)))
 
 
 def measure_costs(job: Job, width: int) -> Log:

@@ -178,7 +178,9 @@ class Pipeline:
         self.rank, self.group, self.dp_group = mesh.get_local_rank("pp"), mesh.get_group("pp"), mesh.get_group("dp")
         self.finish: Callable[[], None] = lambda: None
         modules = self._modules(values, mesh)
-        self.optimizer = torch.optim.SGD([each for module in modules.values() for each in module.parameters()], lr=1e-3)
+        self.optimizer = torch.optim.SGD(
+            [parameter for module in modules.values() for parameter in module.parameters()], lr=1e-3
+        )
         total = case.ranks * (1 if system.order == "1F1B" else case.chunks)
         device = torch.device("cpu")
         self.stages = [PipelineStage(module, i, total, device, group=self.group) for i, module in modules.items()]
@@ -311,5 +313,5 @@ def _spans(records: Sequence[Timed]) -> list[Span]:
     """The spans of all ranks, from the first action on."""
     everyones: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyones, with_waits(records, Clock.began_s))
-    zero_s = min(each.start_s for own in everyones for each in own)
+    zero_s = min(timed.start_s for own in everyones for timed in own)
     return [span for rank, own in enumerate(everyones) for span in spans_of(rank, own, zero_s=zero_s)]

@@ -136,7 +136,7 @@ class VirtualHook:
         starts = [0, *accumulate(parameter.numel() for parameter in parameters)]
         self.policy, self.ranks, self.size = policy, ranks, starts.pop()
         parts = cut(parameters, starts, self.size, fine)
-        self.coarse, self.fine = parts.coarse, [slice(*each) for each in parts.fine]
+        self.coarse, self.fine = parts.coarse, [slice(*ends) for ends in parts.fine]
         self.feedback = True
         """False: rounding errors are dropped, which the hook has no setting for."""
         self.sent_values = self.lost_values = 0

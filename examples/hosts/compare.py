@@ -121,9 +121,9 @@ def compare(name: str) -> str:
 
 def likeness(runs: list[dict[str, Any]]) -> str:
     """How much runs are alike: their losses, and where these differ the sums of their parameters."""
-    if all(each["losses"] == runs[0]["losses"] for each in runs):
+    if all(report["losses"] == runs[0]["losses"] for report in runs):
         return "bit by bit"
-    if "sum" in runs[0] and all(each["sum"] == runs[0]["sum"] for each in runs):
+    if "sum" in runs[0] and all(report["sum"] == runs[0]["sum"] for report in runs):
         return f"within {TOLERANCE:g}; parameters bit by bit"
     return f"within {TOLERANCE:g}"
 

@@ -58,10 +58,10 @@ def compare(name: str) -> str:
     pairs = zip(by_name["losses"], stock["losses"], strict=True)
     differences = [abs(loss - expected) / abs(expected) for loss, expected in pairs]
     assert all(difference <= TOLERANCE for difference in differences), (by_name, stock)
-    row = [f"`{name}_job.py`", *(f"{each['losses'][-1]:.6f}" for each in (stock, by_name)), f"{max(differences):.1g}"]
+    row = [f"`{name}_job.py`", *(f"{run['losses'][-1]:.6f}" for run in (stock, by_name)), f"{max(differences):.1g}"]
     if not HOSTS[name].torchrun:  # the ends of the logs of torchft's groups and Ray's workers are not in the output
         return f"| {' | '.join(row)} | not counted |"
-    sent, lost = (sum(each) for each in zip(*map(packets, ours), strict=True))
+    sent, lost = (sum(column) for column in zip(*map(packets, ours), strict=True))
     assert lost > 0
     return f"| {' | '.join(row)} | {lost} of {sent} |"
 

@@ -93,7 +93,7 @@ def train(options: argparse.Namespace) -> None:
             done = run(model=chunks, data_iterator=[iter(data) for _ in chunks], **SIZES)
         stepper.step()
         if done:  # ranks of the last stage are
-            loss = torch.stack([each["loss"] for each in done]).mean()
+            loss = torch.stack([microbatch["loss"] for microbatch in done]).mean()
             dist.all_reduce(loss, group=replicas)
             if dist.get_rank() == dist.get_world_size() - 1:
                 print("loss", (loss / replicas.size()).item(), flush=True)

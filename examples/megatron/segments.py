@@ -80,7 +80,7 @@ class Deferred(ByNextUse):
             for chained_optimizer in optimizer.chained_optimizers
             if not chained_optimizer.is_stub_optimizer
         ]
-        self._steps = [DeferredStep(each.optimizer, views_are_watched=True) for each in self._optimizers]
+        self._steps = [DeferredStep(part.optimizer, views_are_watched=True) for part in self._optimizers]
         self._begun = len(self._groups)
         """Number of groups whose gathers have started."""
         for place, group in enumerate(self._groups):
