@@ -262,8 +262,8 @@ class Compression:
     def keep(self) -> None:
         """Keeps the errors and right factors for the next step; not those of a bucket that is not finite."""
         if self._is_finished:
-            for number in self._added:
-                del self._errors[number]
+            for parameter in self._added:
+                del self._errors[parameter]
             for stack in self._stacks:
                 for i, each in enumerate(stack.numbers):
                     self._errors[each] = stack.inputs[i]

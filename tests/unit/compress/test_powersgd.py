@@ -36,9 +36,9 @@ def test_the_result_is_the_papers(rank: int, size: int, rows: int, columns: int,
     generator = torch.Generator().manual_seed(seed)
     q = torch.randn(columns, rank, generator=generator, dtype=torch.float64)
     ranks = team(size, rank, min_compression=1.0)
-    for rank in ranks:
-        state = {**rank.state_dict(), "right": {0: q.T.float().contiguous()}}
-        rank.load_state_dict(state)
+    for factors in ranks:
+        state = {**factors.state_dict(), "right": {0: q.T.float().contiguous()}}
+        factors.load_state_dict(state)
     errors = [torch.zeros(rows, columns, dtype=torch.float64) for _ in ranks]
     for step in range(3):
         gradients = draw(size, [(rows, columns)], seed + step)
