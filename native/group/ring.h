@@ -14,8 +14,7 @@
 enum {
     CL_RING_HEAD_BYTES = 4096,     /* before the data: a page, so that data begins on one */
     CL_RING_DATA_BYTES_MIN = 2048, /* the data's length is a power of two */
-    CL_RING_DATA_BYTES_MAX = 1 << 30,
-    CL_RING_LINE_BYTES = 128, /* two cache lines: processors fetch them in pairs */
+    CL_RING_LINE_BYTES = 128,      /* two cache lines: processors fetch them in pairs */
 };
 
 /* The kinds of entries: see channel.h. */
@@ -62,11 +61,6 @@ static inline uint64_t cl_ring_cost(uint64_t payload_bytes)
 
 /* Bytes that are free now. */
 uint64_t cl_ring_room(struct cl_ring *ring);
-/* Bytes that the reader has not read yet. */
-static inline uint64_t cl_ring_backlog(struct cl_ring *ring)
-{
-    return ring->bytes - cl_ring_room(ring);
-}
 /* Writes an entry. False when there is no room: the reader then reports room (cl_ring_ask, cl_ring_answer). */
 bool cl_ring_write(struct cl_ring *ring, const struct cl_ring_entry *entry, const void *payload,
                    uint64_t payload_bytes);

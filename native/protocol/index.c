@@ -76,18 +76,6 @@ struct cl_index_place *cl_index_next(const struct cl_index_place *place)
     return next;
 }
 
-uint32_t cl_index_longest(const struct cl_index *index)
-{
-    uint32_t longest = 0;
-    for (uint32_t i = 0; i < index->bucket_count; i++) {
-        uint32_t length = 0;
-        for (const struct cl_index_place *place = index->buckets[i]; place != NULL; place = place->next)
-            length++;
-        longest = length > longest ? length : longest;
-    }
-    return longest;
-}
-
 void cl_index_free(struct cl_index *index)
 {
     free(index->buckets);

@@ -45,6 +45,4 @@ void cl_index_remove(struct cl_index *index, struct cl_index_place *place);
 /* The first place under the key, and the next one; NULL: there is none. */
 struct cl_index_place *cl_index_find(const struct cl_index *index, uint64_t key);
 struct cl_index_place *cl_index_next(const struct cl_index_place *place);
-/* The most places that a search may have to look at: for tests. */
-uint32_t cl_index_longest(const struct cl_index *index);
 void cl_index_free(struct cl_index *index);

@@ -93,7 +93,7 @@ def delivery_plan(shape: Shape, rank: int, hosts: Hosts) -> Plan:
 
 
 def weights(hosts: Hosts, chance: random.Random) -> tuple[int, ...]:
-    """Of the hosts' shares of an all-reduce: equal, any, or nothing for one of them."""
+    """The weights of the hosts' shares of an all-reduce: equal, any, or nothing for one of them."""
     drawn = [chance.choice((0, 1, 9, 32)) for _ in hosts]
     equal = [int(host > 0) for host in range(len(hosts))]
     return chance.choice(((), tuple(drawn) if any(drawn) else (), tuple(equal) if any(equal) else ()))

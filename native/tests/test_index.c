@@ -17,6 +17,19 @@ struct thing {
     uint32_t number;
 };
 
+/* The most places that a search may have to look at. */
+static uint32_t longest(const struct cl_index *index)
+{
+    uint32_t most = 0;
+    for (uint32_t i = 0; i < index->bucket_count; i++) {
+        uint32_t length = 0;
+        for (const struct cl_index_place *place = index->buckets[i]; place != NULL; place = place->next)
+            length++;
+        most = length > most ? length : most;
+    }
+    return most;
+}
+
 TEST(test_equal_keys)
 {
     SCOPED(cl_index_free) struct cl_index index = {0};
@@ -57,9 +70,9 @@ TEST(test_many_operations_in_flight)
         CHECK(cl_signatures_add(&signatures, 1, i, 1));
         CHECK(cl_controls_push(&controls, CL_PACKET_READY, &control));
     }
-    CHECK(cl_index_longest(&table.names) <= CHAIN_MOST);
-    CHECK(cl_index_longest(&signatures.operations) <= CHAIN_MOST);
-    CHECK(cl_index_longest(&controls.contents) <= CHAIN_MOST);
+    CHECK(longest(&table.names) <= CHAIN_MOST);
+    CHECK(longest(&signatures.operations) <= CHAIN_MOST);
+    CHECK(longest(&controls.contents) <= CHAIN_MOST);
 }
 
 TEST(test_many_messages_of_one_operation)
@@ -69,7 +82,7 @@ TEST(test_many_messages_of_one_operation)
         struct cl_message_id id = {.group = 0x80000001u, .sequence = 7, .index = i / 100};
         CHECK(cl_table_add_receive(&table, (uint16_t)(i % 100), &id) != NULL);
     }
-    CHECK(cl_index_longest(&table.names) <= CHAIN_MOST);
+    CHECK(longest(&table.names) <= CHAIN_MOST);
 }
 
 /* A READY finds the messages of its operation, and looks at no others. */
@@ -81,7 +94,7 @@ TEST(test_many_held_messages)
         sends[i].message.id = (struct cl_message_id){.group = 1, .sequence = i / 2, .index = i % 2};
         cl_peer_hold(peer, &sends[i], 0);
     }
-    CHECK(cl_index_longest(&peer->held_operations) <= 2 * CHAIN_MOST);
+    CHECK(longest(&peer->held_operations) <= 2 * CHAIN_MOST);
     for (uint32_t i = 0; i < MANY; i++)
         cl_peer_unhold(peer, &sends[i]);
     CHECK_EQ(peer->held_operations.count, 0);

@@ -79,7 +79,7 @@ TEST(test_order_wrap_and_bound)
             written++;
         for (uint64_t count = sim_random_below(&random, 8); count > 0 && read_number(&reader, read); count--)
             read++;
-        CHECK(cl_ring_backlog(&writer) <= BYTES);
+        CHECK(cl_ring_room(&writer) <= BYTES);
     }
     while (read_number(&reader, read))
         read++;
