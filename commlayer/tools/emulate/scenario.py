@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ...errors import ConfigError
+from .. import toml_file
 from . import table, tcp
 from .event import Event
 from .link import Link
 from .table import check
 from .traffic import Cross, Flow, Incast
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 HOSTS_MAX = 150
 NICS_MAX = 16
@@ -127,17 +122,7 @@ class Scenario:
 
         Raises ConfigError naming the file, the key, the value and the remedy.
         """
-        path = _locate(where)
-        try:
-            content = tomllib.loads(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise ConfigError(f"{path}: {error.strerror}") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path}: not TOML: {error}") from None
-        try:
-            return cls.from_table(content)
-        except ConfigError as error:
-            raise ConfigError(f"{path}: {error}") from None
+        return toml_file.read(_locate(where), cls.from_table)
 
     @classmethod
     def from_table(cls, content: dict[str, Any]) -> Scenario:

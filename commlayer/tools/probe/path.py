@@ -39,7 +39,6 @@ _BURST_LIMIT_S = 1.0
 _TRAIN_LIMIT_S = 2.0
 _BLOCKED_SHARE = 0.1
 _CROSSED_S = 0.8
-_BUSY_SHARE = 0.97  # share of the CPU: then the rate says nothing about the network
 _SLOWER = 0.8
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,13 +13,9 @@ from rich.table import Table
 
 from ...errors import ConfigError
 from ...planner import Link, Links, Parallelisms, Prediction, Rank, Transformer, parallelism
+from .. import toml_file
 from ..emulate.rate import parse_rate
 from ..headroom.verdict import seconds
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 VERSION = 1
 """The version of the JSON's form."""
@@ -40,16 +35,7 @@ class Question:
     @classmethod
     def read(cls, path: Path) -> Question:
         """Raises ConfigError naming the file, the key, the value and the remedy."""
-        try:
-            content = tomllib.loads(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise ConfigError(f"{path}: {error.strerror}") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path}: not TOML: {error}") from None
-        try:
-            return cls.of(content)
-        except (ConfigError, ValueError) as error:
-            raise ConfigError(f"{path}: {error}") from None
+        return toml_file.read(path, cls.of)
 
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> Question:
