@@ -120,9 +120,10 @@ class Policy:
 
     yields: Annotated[
         bool,
-        "between hosts, take only what other traffic leaves: at most 10 % of a link beside one TCP flow (cubic) with "
-        "the usual buffers, most of it alone. `priority` then counts for nothing, and `commlayer.priority` around an "
-        "operation of the group ends it for that one. The ranks of a host must agree. See "
+        "between hosts, take only what other traffic leaves. Simulated, beside one TCP flow (cubic): at most 3 % of a "
+        "port whose buffer holds half a bandwidth-delay product and 16 packets; up to 29 % where the buffer is shorter "
+        "and shows no queue. `priority` then counts for nothing, and `commlayer.priority` around an operation of the "
+        "group ends it for that one. The ranks of a host must agree. See "
         "[congestion.md](congestion.md#traffic-that-yields)",
     ] = False
 
