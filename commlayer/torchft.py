@@ -2,7 +2,7 @@
 
     from commlayer.torchft import ProcessGroupCommlayer
 
-    manager = torchft.Manager(pg=ProcessGroupCommlayer(timeout=timedelta(seconds=30)), ...)
+    group = ProcessGroupCommlayer(timeout=timedelta(seconds=30))  # torchft.Manager takes it as `pg`
 
 torchft makes a new group whenever replicas come or go. Each is a job of its own, on an engine of its own, so WORLD and
 its groups, of commlayer or not, are left alone.
