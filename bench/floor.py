@@ -22,7 +22,7 @@ from bench.harness.matrix import ROOT
 from bench.harness.options import options
 
 CASES = {1500: ("32", "1472"), 9000: ("7", "8972")}
-"""By MTU: the packets of a super-packet, and the bytes of a datagram."""
+"""The packets of a super-packet, and the bytes of a datagram, by MTU."""
 
 SECONDS = "1"
 REACH = 0.5

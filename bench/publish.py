@@ -74,7 +74,7 @@ def bits_of(state: dict[str, Tensor]) -> npt.NDArray[np.int16]:
 
 
 def entropy_bytes(before: npt.NDArray[np.int16], after: npt.NDArray[np.int16]) -> float:
-    """Of the changes, as independent draws from their histogram."""
+    """The entropy of the changes, as independent draws from their histogram."""
     counts = np.unique(after - before, return_counts=True)[1] / len(after)
     return float(-(counts * np.log2(counts)).sum() * len(after) / 8)
 

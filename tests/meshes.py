@@ -26,7 +26,7 @@ class Virtual:
 
     def __init__(self) -> None:
         self.bytes: Counter[tuple[int, tuple[int, ...]]] = Counter()
-        """By rank and group."""
+        """The bytes received, by rank and group."""
         self.messages: Counter[tuple[int, tuple[int, ...]]] = Counter()
 
     def receive(self, rank: int, group: tuple[int, ...], source: int, part: Tensor) -> Tensor:

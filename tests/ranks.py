@@ -43,7 +43,7 @@ NETWORK = {"COMMLAYER_SHM": "0"}
 UDP = {**NETWORK, "COMMLAYER_IFNAME": "lo"}
 """The same, on loopback alone."""
 WIRES = pytest.mark.parametrize("wire", [{}, UDP], ids=["shm", "udp"])
-"""For tests `on` ranks with environ="wire"."""
+"""The wires of tests `on` ranks with environ="wire"."""
 
 TIMEOUT_S = 60.0
 _PORT = "RANKS_STORE_PORT"

@@ -287,7 +287,7 @@ class Choice:
         self.decisions.append(Decision(step, codecs, *measured, predicted, model.seconds(codecs), why))
 
     def _loads(self) -> list[dict[str, Load]]:
-        """By bucket and codec."""
+        """The loads, by bucket and codec."""
         return [
             {candidate.codec: self._load(candidate.codec, content) for candidate in self.candidates}
             for content in self._contents

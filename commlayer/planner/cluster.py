@@ -35,9 +35,9 @@ class Links:
     """The two classes of links. Rates are those of one direction."""
 
     within: Link
-    """Of each rank, to the others of its host."""
+    """Each rank's link to the others of its host."""
     between: Link
-    """Of each host, shared by its ranks, to the other hosts."""
+    """Each host's link to the other hosts, which its ranks share."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,9 @@ class Load:
 
     within_bytes: float
     between_bytes: float
-    """Of all groups that have ranks on the host: they exchange at the same time."""
+    """The bytes of all groups that have ranks on the host: they exchange at the same time."""
     latency_s: float
-    """Of one round."""
+    """The latency of one round."""
 
     def seconds(self, links: Links, size: float) -> float:
         """Seconds that `size` bytes take. A collective first crosses hosts, then goes around within each, or the other

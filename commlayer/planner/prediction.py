@@ -33,7 +33,7 @@ class Prediction:
     link_s: float
     """Waiting at the end for links, on which parameters and gradients travel during the computation."""
     memory_bytes: float
-    """Of the rank that needs most."""
+    """The memory of the rank that needs most."""
     received_bytes: int
     """Bytes that a rank receives in a step, in the stage with most."""
     messages: int
@@ -62,7 +62,7 @@ class TooLarge:
 
     @property
     def ratio(self) -> float:
-        """Of the bytes needed and those there, above 1."""
+        """The bytes needed, divided by those there: above 1."""
         return self.needed_bytes / self.memory_bytes
 
     def __str__(self) -> str:
@@ -90,7 +90,7 @@ class _Times:
     received_s: float
     """All bytes from other stages."""
     arrival_s: float
-    """From the departure of a slice until it has come from a neighbour; of both directions."""
+    """The time from the departure of a slice until it has come from a neighbour: the sum of both directions."""
 
 
 class _Model:

@@ -99,7 +99,7 @@ class Plan:
     kept: tuple[tuple[int, int], ...] = ()
     """(offset, length) in bytes of the ranges of INPUT that in the end hold this rank's part of what did not arrive."""
     weights: tuple[int, ...] = ()
-    """Of the hosts, as in `Settings.weights`; (): their shards are equal."""
+    """The hosts' weights, as in `Settings.weights`; (): their shards are equal."""
     signature: int = 0
     """32 bits that identify the collective: ranks with different signatures get MismatchError. 0: not compared."""
 

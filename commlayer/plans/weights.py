@@ -37,7 +37,7 @@ SLOWEST = 1 / 256
 """A link counts as at least this share of the fastest."""
 
 BELIEVED_BYTES = 1e13
-"""Per second: nothing is faster."""
+"""The highest rate per second that is believed: nothing is faster."""
 
 REACHED = 0.85
 """A port that receives this share of all that the others could send to it is not what limits them."""

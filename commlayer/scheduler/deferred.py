@@ -256,7 +256,7 @@ class DeferredStep:
         return source
 
     def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:  # noqa: ARG002
-        """Without a `zero_grad`, gradients stay where they are."""
+        """Puts hidden gradients back: without a `zero_grad` they stay."""
         if not self._is_applying:
             for parameter, gradient in self._hidden.items():
                 parameter.grad = gradient

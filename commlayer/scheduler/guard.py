@@ -56,7 +56,7 @@ def tensors_in(values: Any) -> Iterator[Tensor]:
 
 
 class Guarded:
-    """Before the class of a guarded parameter, in its subclass."""
+    """Stands before the class of a guarded parameter, in its subclass."""
 
     _before_use: Callable[[Tensor], None]
 

@@ -85,7 +85,7 @@ class Call:
     is_waited: bool = False
     """Whether a thread has blocked in `Work.wait()`, as far as `telemetry.meter` looked."""
     weights: tuple[int, ...] = ()
-    """Of the hosts that own its shards; see `plans.plan.Plan`."""
+    """The weights of the hosts that own its shards; see `plans.plan.Plan`."""
     ordinal: int = 0
     """The number of a message among those with the same other rank, tag and direction, from 1."""
     frames: tuple[Any, ...] = ()

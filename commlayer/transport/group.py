@@ -212,7 +212,7 @@ class NativeGroup:
             log.warning("%s aborts: %s", self.who, reason)
             self.diagnosis.is_aborted_here = True
         if self.diagnosis.inquiry is not None:
-            # Before the abort: peers that hear of it look for the reason, and not for long.
+            # The reason goes before the abort: peers that hear of it look for the reason, and not for long.
             self.diagnosis.inquiry.abort(reason)
         with self._lock:
             if self._group is None:  # another thread was faster

@@ -19,7 +19,7 @@ from .layout import Layout
 from .message import DIFFERENCE, PART, PART_BYTES, WHOLE, Head
 
 _PLACE = struct.Struct("<QQ")
-"""Of a part: the number of the question, and its own number in the answer."""
+"""The place of a part: the number of the question, and its own number in the answer."""
 
 
 class Departure:

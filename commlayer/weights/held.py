@@ -19,7 +19,7 @@ class Held:
     digest: str
     memory: Tensor
     layout: Layout
-    """Of this version: a publisher that begins anew may have another one."""
+    """The layout of this version: a publisher that begins anew may have another one."""
 
 
 class Pool:

@@ -54,20 +54,20 @@ class Head:
     life: str = ""
     """Names the publisher's life, in which version numbers grow; empty in questions: nothing is held."""
     version: int = 0
-    """In questions the version that the reader holds."""
+    """The version of the message; in questions, the one that the reader holds."""
     digest: str = ""
     layout: str = ""
     """Fingerprint of the layout."""
     base: int = -1
-    """Of a difference: the version to which it is one."""
+    """The version to which this is a difference."""
     layout_bytes: int = 0
-    """Of an answer: the length of the layout's text; 0: the reader has it."""
+    """The length of the layout's text in an answer; 0: the reader has it."""
     code_bytes: int = 0
-    """Of an answer: the length of the content."""
+    """The length of the content in an answer."""
     protocol: int = PROTOCOL
 
     def text(self) -> bytes:
-        """As JSON."""
+        """The message as JSON."""
         return json.dumps(dataclasses.asdict(self)).encode()
 
     @classmethod

@@ -48,7 +48,7 @@ class Step(NamedTuple):
     base: int
     version: int
     digest: str
-    """Of the base."""
+    """The digest of the base."""
     code: bytes | None
     """None: it would not be shorter than the state."""
 
@@ -80,7 +80,7 @@ class Server:
         self._readers: dict[bytes, int] = {}
         """The connections, by their descriptors, of those that were not told of the end."""
         self._end_s: float | None = None
-        """From then on readers are told of the end, at the latest at this time."""
+        """The time until which readers are told of the end; None: there is no end yet."""
         self._is_closing = False
         self.error: BaseException | None = None
         """What ended a thread."""
@@ -164,7 +164,7 @@ class Server:
                 self._changed.wait_for(lambda: self._next is not None or self._merges or self._is_closing)
                 if self._is_closing:
                     return
-                # In turns: or readers that lag starve while coding takes longer than a step.
+                # The two take turns: or readers that lag starve while coding takes longer than a step.
                 is_version = self._next is not None and not (is_version and self._merges)
                 job, merge = None, None
                 if is_version:

@@ -92,7 +92,7 @@ class Subscription:
         self._away_since_s = time.monotonic()
         """While there is no connection."""
         self._is_waiting = False
-        """For the answer to the last question."""
+        """Whether it waits for the answer to the last question."""
         self._has_doubts = False
         """A difference did not lead to its digest: the next question is for the whole state."""
         self._breaks = 0

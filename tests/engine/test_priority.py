@@ -50,7 +50,7 @@ def test_an_urgent_operation_overtakes_bulk_of_its_group(hosts: list[tuple[int, 
 
 @pytest.mark.parametrize(("hosts", "wire"), HOSTS)
 def test_operations_that_yield_end_with_the_right_result(hosts: list[tuple[int, ...]], wire: str) -> None:
-    """Beside bulk of class 7, with which they share a queue within a host."""
+    """They run beside bulk of class 7, with which they share a queue within a host."""
     with World(hosts, wire) as world, world.open_group() as team:
 
         def body(rank: int) -> bool:

@@ -34,7 +34,7 @@ def world_of(size: int, **config: Any) -> Iterator[World]:
 
 @contextlib.contextmanager
 def lost(world: World, rank: int, number: int = 0) -> Iterator[str]:
-    """Within `with`, groups are made whose packets to the n-th socket of `rank` are lost; gives its address."""
+    """A context in which groups are made whose packets to the n-th socket of `rank` are lost; gives its address."""
     port = world.descriptions[rank]["ports"][number]
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as nobody:
         nobody.bind((port["address"], 0))

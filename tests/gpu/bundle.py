@@ -20,7 +20,7 @@ FOLDER = "gpu-bundle"
 VERSIONS = ("3.11", "3.12", "3.13")
 """The Pythons for which wheels of cffi and numpy are packed, which are for one version each. numpy takes 17 MiB."""
 DEPENDENCIES = ("cffi", "pycparser", "numpy")
-"""Of the dependencies, those that the checks import. torch need not bring numpy."""
+"""The dependencies that the checks import. torch need not bring numpy."""
 
 RUN = """\
 #!/bin/sh

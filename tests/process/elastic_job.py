@@ -48,7 +48,7 @@ class Report:
     """What a rank that lived has seen."""
 
     digest: str
-    """Of its parameters and the optimizer's state."""
+    """The digest of its parameters and the optimizer's state."""
     history: list[tuple[int, ...]]
     """The members that contributed to each step."""
     times_s: list[float]

@@ -29,7 +29,7 @@ class Program:
 
     per_rank: int
     ids: list[list[list[int]]]
-    """By rank and token."""
+    """The experts of each token, by rank and token."""
     seed: int
     needs_tokens: bool
     needs_weights: bool

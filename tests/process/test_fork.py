@@ -36,7 +36,7 @@ def in_child(body: Callable[[], None]) -> None:
 
 
 def sparse_total() -> float:
-    """By gloo, beneath the group."""
+    """The sum of a sparse tensor, which gloo makes beneath the group."""
     tensor = torch.sparse_coo_tensor(torch.tensor([[1]]), torch.ones(1), (2,))
     dist.all_reduce(tensor)
     return tensor.coalesce().values().item()

@@ -32,7 +32,7 @@ def values(model: nn.Module) -> Tensor:
 
 
 def copied(state: Any) -> Any:
-    """Through a file, as a checkpoint."""
+    """The state, after it went through a file, as a checkpoint does."""
     file = io.BytesIO()
     torch.save(state, file)
     file.seek(0)

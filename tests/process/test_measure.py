@@ -24,7 +24,7 @@ from tests import ranks
 
 WIDTH, MICROBATCHES, FORWARD_S = 8, 4, 0.02
 TRIES = 5
-"""On a busy machine two steps may take very different times, and a sleep much longer."""
+"""Tries of a measurement: on a busy machine two steps may take very different times, and a sleep much longer."""
 
 
 class Sleep(torch.autograd.Function):

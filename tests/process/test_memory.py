@@ -29,7 +29,7 @@ class Net(nn.Module):
 
 
 def kept_bytes(state: commlayer.HookState) -> int:
-    """Of the storages that the state holds between two steps."""
+    """The bytes of the storages that the state holds between two steps."""
     found: dict[int, int] = {}
 
     def count(value: Any) -> None:

@@ -22,7 +22,7 @@ WIDTH, STEPS = 6, 4
 FLAGS: dict[str, Any] = {"gradient_as_bucket_view": True, "bucket_cap_mb": 0.0005}
 
 Operation = Callable[[Any, Tensor, int], Tensor]
-"""Of a `Net`, values and the number of a layer."""
+"""Takes a `Net`, values and the number of a layer."""
 
 OPERATIONS: dict[str, Operation] = {
     "module": lambda net, hidden, at: net.layers[at](hidden),
@@ -60,13 +60,13 @@ class Program:
 
     optimizer: str
     forwards: list[list[tuple[str, int]]]
-    """By step, in turn: operations, each on a layer."""
+    """The operations of each step, in turn, each on a layer."""
     views: list[int]
     """Layers of whose weights the model keeps a view."""
     aliases: list[int]
     """Layers of whose biases the model keeps an alias without gradient."""
     between: list[str]
-    """By step, in turn: what happens between `step()` and the next forward pass."""
+    """What happens in each step between `step()` and the next forward pass."""
     staleness: int = 0
 
 
@@ -213,7 +213,7 @@ def test_code_that_python_does_not_show_is_refused(rank: int, size: int) -> None
 
 @ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
 def test_memory_that_others_hold_is_stepped_at_once(rank: int, size: int) -> None:
-    """With a word in the log, once."""
+    """The log says so, once."""
     records = ranks.logged()
     check(rank, program([("module", 0)], views=[1], aliases=[3]))
     found = [record for record in records if "is held by another tensor" in record]

@@ -30,7 +30,7 @@ class SlowLink:
     def __init__(self, port: int) -> None:
         self.port, self._to = free_port(), port
         self.most_bytes = 1 << 60
-        """After so many bytes of answers, a connection ends."""
+        """The bytes of answers after which a connection ends."""
         self.connections = 0
         self._listener = socket.create_server(("127.0.0.1", self.port))
         self._sockets: list[socket.socket] = [self._listener]

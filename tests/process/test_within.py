@@ -103,7 +103,7 @@ def averages(rank: int, drawn: Program, within: Any) -> tuple[list[list[Tensor]]
 
 
 def residual_of(state: commlayer.HookState, parameter: Tensor) -> Tensor:
-    """Like `total`, in float64."""
+    """The residual of a parameter, as `total` gives it, in float64."""
     flat = torch.zeros(parameter.numel(), dtype=torch.float64)
     for offset, values, _ in state.feedback._kept.get(parameter, ()):
         flat[offset : offset + len(values)] += values.double()

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from . import stand_in
 
 GATES = ("gloo", "mpi", "nccl")
-"""Behind the last, CPU tensors stand in for those of a GPU: see stand_in.py."""
+"""The gates of torch's tests. Behind the last, CPU tensors stand in for those of a GPU: see stand_in.py."""
 
 BODIES_FOR_GLOO = ("_test_accumulate_gradients_no_sync",)
 """Methods that ask for gloo by name in the middle, and have no branch for a backend they do not know."""

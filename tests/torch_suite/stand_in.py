@@ -49,7 +49,7 @@ def install() -> None:
 
 @contextlib.contextmanager
 def device() -> Any:
-    """Within: no GPU is missed."""
+    """A context in which no GPU is missed."""
     ddp = torch.nn.parallel.DistributedDataParallel
     init, to = ddp.__init__, torch.nn.Module.to
 

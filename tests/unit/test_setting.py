@@ -36,7 +36,7 @@ def test_rows_are_the_fields() -> None:
 
 @dataclasses.dataclass(frozen=True)
 class More(Settings):
-    """With a field that is no setting."""
+    """Settings with a field that is none."""
 
     own: bool = True
 

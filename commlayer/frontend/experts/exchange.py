@@ -26,7 +26,7 @@ CODECS = ("none", "f16", "bf16", "int8", "int4")
 """The codecs of rows. The others keep rounding errors for the next step of a gradient, which rows do not have."""
 
 _keys: weakref.WeakKeyDictionary[dist.ProcessGroup, Iterator[int]] = weakref.WeakKeyDictionary()
-"""By group, the codec keys of its next all-to-alls: equal on all ranks, because all make the same calls."""
+"""The codec keys of each group's next all-to-alls: equal on all ranks, because all make the same calls."""
 
 
 class Route(NamedTuple):

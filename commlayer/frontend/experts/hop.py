@@ -80,7 +80,7 @@ class Hop:
         return arrived, their_weights
 
     def back(self, rows: Tensor, policy: Policy) -> Tensor:
-        """For each row that has left this rank, the sum of the rows that come back for it."""
+        """The sum of the rows that come back for each row that has left this rank."""
         (arrived,) = exchange([Route(self._group, self.received, self.sent, policy)], rows)
         return sums(arrived, self._origin, self._rows)
 

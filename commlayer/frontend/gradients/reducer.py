@@ -96,7 +96,7 @@ class Reducer(abc.ABC):
 
     @abc.abstractmethod
     def finish(self) -> Missing:
-        """After the operations. Returns the ranges that were not counted."""
+        """Called after the operations. Returns the ranges that were not counted."""
 
     @abc.abstractmethod
     def averages(self) -> Sequence[Tensor]:

@@ -57,7 +57,7 @@ class Bucket:
     averaged: Future[Tensor]
     """The average of the shard, without the tail."""
     done: Future[Tensor]
-    """For DDP."""
+    """The future that DDP waits for."""
 
 
 class Shards:
@@ -117,8 +117,8 @@ class Shards:
         return done
 
     def _begin(self, state: HookState) -> None:
-        """Before the first bucket of a step. The first time, and after its group has gone, makes the group between the
-        hosts."""
+        """Called before the first bucket of a step. Makes the group between the hosts the first time, and after it has
+        gone."""
         who = state.group().who
         self._fail_open(CommError(f"{who}: this step ended before the hook of its last bucket"))
         self._commit, self._errors = Commit(held=True), []

@@ -27,7 +27,7 @@ class Part(NamedTuple):
     """Number of the first value in the tensor."""
     values: int
     offset: int
-    """Of its bytes in the message memory."""
+    """Where its bytes begin in the message memory."""
     length: int
 
 

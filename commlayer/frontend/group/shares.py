@@ -57,7 +57,7 @@ class Exchange(NamedTuple):
     handle: Handle
     own: npt.NDArray[np.float64]
     rates: npt.NDArray[np.float64]
-    """By rank: bytes per second sent and received."""
+    """Bytes per second sent and received, by rank."""
 
 
 class Shares:

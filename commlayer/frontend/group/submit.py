@@ -40,7 +40,7 @@ SCALARS_KEPT = 256
 """The latest works of one element, which are kept in any case."""
 
 HOSTS_LEAST = 3
-"""Between two hosts every link carries as much, whatever their shares."""
+"""Shares need so many hosts: between two, every link carries as much, whatever they are."""
 
 UNWAITED_MAX = 1 << 16
 """Works of one element that are kept until a caller waits for them: a job that never waits must not grow."""

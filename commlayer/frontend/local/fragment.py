@@ -80,7 +80,7 @@ class Fragment:
         self.shared = self.weights()
         """This rank's shard of G."""
         self.momentum = torch.zeros(0)
-        """As long as `shared`; empty without momentum."""
+        """The outer optimizer's momentum, as long as `shared`; empty without one."""
         shard = len(self.shared)
         middle = min(max(middle - site.rank * shard, 0), shard)
         self.parts = [part for part in (Part(0, middle, False), Part(middle, shard, True)) if part.start < part.end]

@@ -11,7 +11,7 @@ from ...kind import number
 from .turns import Turns
 
 LONG = 24
-"""From so many steps between syncs on, momentum has paid in the trials of docs/local.md."""
+"""The steps between syncs from which on momentum has paid in the trials of docs/local.md."""
 
 
 class Outer(NamedTuple):

@@ -26,7 +26,7 @@ class Head(NamedTuple):
 
     turn: int
     digest: int
-    """Of the fragment's shared weights, before this sync."""
+    """The digest of the fragment's shared weights, before this sync."""
     is_finite: bool
     """Whether all values that it sends are finite."""
     is_leaving: bool

@@ -37,7 +37,7 @@ class Weights:
         named = dict(self.net.named_parameters())  # tied parameters once
         self._check_owned(owned, set(named.values()))
         self.parameters = {name: each for name, each in named.items() if each in owned and each.requires_grad}
-        """By name, in the model's order."""
+        """The parameters that sites share, by name, in the model's order."""
         for name, each in self.parameters.items():
             self._check_parameter(name, each)
         floats = {name: each for name, each in self.net.named_buffers() if each.is_floating_point()}
@@ -51,7 +51,7 @@ class Weights:
         self._owned = len(owned)
 
     def _check_kind(self, model: nn.Module, optimizer: Optimizer) -> None:
-        # By name: to import the classes takes a second.
+        # Classes are told by their names: to import them takes a second.
         kinds = {base.__name__ for module in model.modules() for base in type(module).__mro__}
         refused = (
             ("FullyShardedDataParallel" in kinds, "FullyShardedDataParallel (FSDP1)"),

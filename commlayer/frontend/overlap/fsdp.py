@@ -60,7 +60,7 @@ class FsdpOverlap(Overlap):
                 vars(group).pop("unshard", None)
 
     def _unshard(self, group: Any, unshard: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-        """In the place of a parameter group's `unshard`, which reads memory of the shards."""
+        """Takes the place of a parameter group's `unshard`, which reads memory of the shards."""
         self._deferred.use([fsdp_param.sharded_param for fsdp_param in group.fsdp_params])
         unshard(*args, **kwargs)
 

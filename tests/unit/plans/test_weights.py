@@ -88,7 +88,7 @@ def test_what_the_others_cannot_send_is_no_limit_of_a_port() -> None:
 
 
 def test_level_links_whose_sending_is_overrated_unequally_are_level() -> None:
-    """As measured on four emulated hosts of 200 Mbit/s (delivered, arrived)."""
+    """The rates were measured on four emulated hosts of 200 Mbit/s (delivered, arrived)."""
     found = [Rates(235, 194), Rates(190, 194), Rates(206, 193), Rates(221, 195)]
     assert weights_for(found) == EQUAL
 
