@@ -76,7 +76,7 @@ class Policy:
     deterministic: Annotated[
         bool,
         "reduce in a fixed order: the same inputs give the same bits in every run. Replicas agree in any case. Not "
-        "with a `loss_bound`",
+        "with a `loss_bound`. Hooks, `overlap` and `pipeline.attach` without a policy take it from their group",
     ] = False
     algorithm: Annotated[
         Algorithm,
