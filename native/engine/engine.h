@@ -43,14 +43,14 @@ struct cl_engine {
     uint64_t readable, ever_readable; /* bit per port: look there in the next turn; what polling has found so far */
     struct cl_nap nap;
     struct cl_groups groups;
-    struct cl_news news; /* of the turn */
+    struct cl_news news; /* what the turn has to tell */
     /* hand-over (inbox) */
     struct cl_operation_list handed_over;
     struct cl_events events;
     /* counters (core, or atomic where callers add) */
     _Atomic uint64_t operations_done, operations_failed, wakeups, send_calls, receive_calls;
     _Atomic uint64_t shared_bytes_received;
-    _Atomic uint64_t eager_messages; /* on their way: copies of short messages, whose sends are done */
+    _Atomic uint64_t eager_messages; /* bytes on their way: copies of short messages, whose sends are done */
 };
 
 /* Starts the thread, at the end of opening. */

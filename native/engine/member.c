@@ -9,7 +9,7 @@
 #include "engine/clock.h"
 #include "os/process.h"
 
-enum { FLUSH_STEP_US = 200 /* between two looks */ };
+enum { FLUSH_STEP_US = 200 /* time between two looks */ };
 
 _Static_assert(offsetof(struct cl_member, group) == 0, "cl_group is the member's address");
 _Static_assert((int)CL_HOST_RING_HEAD_BYTES == (int)CL_RING_HEAD_BYTES, "a host has memory for the head of a ring");

@@ -21,7 +21,7 @@ struct cl_message_wait {
     atomic_bool closed;     /* engine, group and doorbell may be gone */
     struct cl_engine *engine;
     struct cl_group *group;
-    struct cl_doorbell *doorbell; /* of this rank */
+    struct cl_doorbell *doorbell; /* this rank's */
     bool spins;
     _Atomic uint32_t pause;    /* waits that do not spin before the next one that does */
     _Atomic uint32_t failures; /* grows with spins in vain, one after another */

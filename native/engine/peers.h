@@ -10,7 +10,7 @@
 enum { CL_WATCHED_MAX = CL_HOST_RANKS_MAX };
 
 struct cl_link {
-    uint32_t number; /* of the wire */
+    uint32_t number; /* the wire's number of the link */
     uint32_t port;
 };
 
@@ -24,7 +24,7 @@ struct cl_watched {
 
 struct cl_peers {
     struct cl_link **links; /* peer -> path -> link */
-    uint32_t capacity;      /* of `links` */
+    uint32_t capacity;      /* places in `links` */
     uint32_t count;
     struct cl_watched watched[CL_WATCHED_MAX];
     uint32_t watched_count;
@@ -37,7 +37,7 @@ struct cl_ports {
     const struct cl_wire_type *wire_type;
     struct cl_wire *wire;
     uint32_t count;
-    uint32_t interfaces[CL_PORTS_MAX]; /* by port: the number of its interface; ports of one address share one */
+    uint32_t interfaces[CL_PORTS_MAX]; /* the number of each port's interface; ports of one address share one */
 };
 /* Links this process's ports with those of a peer, and adds the peer to the endpoint. Of a known peer only the remote
  * addresses change; an error changes nothing. */

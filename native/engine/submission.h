@@ -17,10 +17,10 @@ struct cl_submission {
     _Atomic uint32_t notify;       /* enum in submission.c */
     uint64_t token;
     struct cl_operation_times times; /* once it is done */
-    void *copy;                      /* of the message, if it ended early; else NULL */
+    void *copy;                      /* a copy of the message, if it ended early; else NULL */
     bool early;
-    struct cl_message_wait *message_wait; /* of a message that may come through shared memory; else NULL */
-    struct cl_news_item news;             /* of its end, which is told later */
+    struct cl_message_wait *message_wait; /* the wait for a message that may come through shared memory; else NULL */
+    struct cl_news_item news;             /* the news of its end, which is told later */
     int ended;                            /* its status then */
 };
 

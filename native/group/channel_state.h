@@ -13,7 +13,7 @@ struct cl_transfer {
     struct cl_transfer *next;
     uint8_t *memory;
     uint64_t length;
-    uint64_t number;   /* of an offered send */
+    uint64_t number;   /* the number of an offered send */
     uint64_t moved;    /* bytes of a send that are in the ring */
     uint64_t first_us; /* when its head was sent or received; 0: not yet */
     uint32_t tag;
@@ -33,7 +33,7 @@ struct cl_incoming {
     uint64_t length, moved;
     uint64_t number, address;
     uint64_t since_us;
-    uint64_t cost; /* of an eager message: to be granted again */
+    uint64_t cost; /* the room that an eager message took: to be granted again */
     uint32_t tag;
     uint8_t class;
     enum {
@@ -41,21 +41,21 @@ struct cl_incoming {
         CL_INCOMING_REFUSED,   /* its memory cannot be read: STREAM is to be written */
         CL_INCOMING_STREAMING, /* DATA comes */
         CL_INCOMING_READ,      /* all is read: TAKEN is to be written */
-        CL_INCOMING_HERE,      /* in `bytes` */
+        CL_INCOMING_HERE,      /* its data is in `bytes` */
     } state;
 };
 
 /* The channel to one other rank of the host. */
 struct cl_channel {
     struct cl_ring out, in;
-    uint64_t eager_bytes;   /* of all eager messages sent */
-    uint64_t granted_bytes; /* to the other rank */
+    uint64_t eager_bytes;   /* the sum of all eager messages sent */
+    uint64_t granted_bytes; /* what the other rank may send, in all */
     uint64_t used_bytes;    /* ... and used by it */
     uint64_t offers;
-    struct cl_transfer_list sends, offered, streams; /* before its head is written; until it is taken; sending DATA */
-    struct cl_transfer_list receives;                /* without a message */
+    struct cl_transfer_list sends, offered, streams; /* their head is not written; not taken; sending DATA */
+    struct cl_transfer_list receives;                /* receives without a message */
     struct cl_incoming *incoming, **incoming_last;   /* in order of arrival */
-    uint64_t wanted_bytes;                           /* of room, for which this side waits; 0: it does not */
+    uint64_t wanted_bytes;                           /* the room for which this side waits; 0: it does not */
     bool gone;                                       /* the other rank had gone before the ring was read last */
     bool news, urgent_news;                          /* written since the other rank was told */
 };
@@ -69,15 +69,15 @@ struct cl_channels {
     const atomic_bool *lost;    /* by local index: the process has died */
     _Atomic uint32_t *requests; /* raised by ranks that wait for this one */
     uint32_t seen_requests;
-    uint64_t now_us;                       /* of this turn */
+    uint64_t now_us;                       /* the time of this turn */
     uint32_t in_flight;                    /* transfers */
     uint32_t fetching;                     /* messages on their way to this rank's own memory */
     uint32_t undecided;                    /* offers without a receive */
-    bool news;                             /* of a channel */
+    bool news;                             /* a channel has news */
     bool behind;                           /* a ring has entries that the latest turn left there */
     uint32_t next;                         /* the local index at which the search for any source starts */
     uint32_t next_sender;                  /* ... and for the next part of an offer */
-    uint64_t kept_bytes, kept_limit_bytes; /* for offers without a receive, and again for eager messages */
+    uint64_t kept_bytes, kept_limit_bytes; /* kept for offers without a receive, and again for eager messages */
 };
 
 void cl_transfers_init(struct cl_transfer_list *list);

@@ -13,8 +13,8 @@
 
 enum {
     CL_EAGER_MESSAGE_BYTES = 65536,           /* the longest message that is copied */
-    CL_EAGER_LIMIT_BYTES = 1 << 20,           /* of all copies that no receiver has acknowledged yet */
-    CL_EAGER_COST_BYTES = 256,                /* of a message beside its data */
+    CL_EAGER_LIMIT_BYTES = 1 << 20,           /* the most of all copies that no receiver has acknowledged yet */
+    CL_EAGER_COST_BYTES = 256,                /* what a message costs beside its data */
     CL_EAGER_FLUSH_MAX_US = 20 * 1000 * 1000, /* a process that leaves waits no longer for acknowledgements */
 };
 

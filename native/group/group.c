@@ -5,7 +5,7 @@
 
 #include "group/p2p.h"
 
-enum { TELL_AGAIN_US = 1000 /* after which peers are told of a failure for which there was no memory */ };
+enum { TELL_AGAIN_US = 1000 /* the time after which peers are told of a failure for which there was no memory */ };
 
 int cl_group_init(struct cl_group *group, const struct cl_group_options *options, struct cl_endpoint *endpoint,
                   const struct cl_group_io *io)

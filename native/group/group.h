@@ -34,7 +34,7 @@ struct cl_group {
     bool announced;               /* the peers have been told that it failed */
     struct cl_endpoint *endpoint; /* NULL: shared memory only */
     struct cl_group_io io;
-    /* of the latest operation; submissions are serialised */
+    /* those of the latest operation; submissions are serialised */
     uint32_t sequence;
     uint64_t signature;
     struct cl_host_queues host_queues;
@@ -48,7 +48,7 @@ struct cl_group {
     struct cl_groups *groups;
     struct cl_group *next, *next_awake;
     bool awake;
-    uint32_t urgent_class; /* at the start of a turn; CL_CLASSES: none */
+    uint32_t urgent_class; /* the most urgent class at the start of a turn; CL_CLASSES: none */
 };
 
 /* CL_EINVAL for ranks that do not fit together, or CL_ENOMEM; cl_group_free also after a failure. */

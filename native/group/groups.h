@@ -21,7 +21,7 @@
 /* All zero: none. */
 struct cl_groups {
     struct cl_group *first;         /* all, by `next` */
-    struct cl_group *awake, **last; /* by `next_awake`, in the order in which they woke */
+    struct cl_group *awake, **last; /* a list by `next_awake`, in the order in which they woke */
     atomic_bool called;
 };
 

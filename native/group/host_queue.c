@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { HASH_BITS = 24 /* of a published signature; the number of the operation is above */ };
+enum { HASH_BITS = 24 /* bits of a published signature; the number of the operation is above */ };
 
 static bool allocate(struct cl_host_queues *queues, uint32_t size)
 {

@@ -25,7 +25,7 @@
 
 struct cl_host_queue {
     struct cl_host_place *places; /* by local index */
-    /* of the next operation; submissions are serialised */
+    /* those of the next operation; submissions are serialised */
     uint32_t operations, base, previous_base;
     atomic_uint queued; /* operations handed over to cl_group_progress and not yet done */
     atomic_bool taken;  /* a calling thread runs an operation */
@@ -38,7 +38,7 @@ struct cl_host_queues {
     uint32_t *local;    /* local index -> group rank, ascending */
     uint32_t *index;    /* group rank -> local index; UINT32_MAX: a rank of another host */
     atomic_bool *lost;  /* by local index: the process has died */
-    uint64_t sequence;  /* of the latest operation in any queue; submissions are serialised */
+    uint64_t sequence;  /* the number of the latest operation in any queue; submissions are serialised */
     uint32_t passed_by; /* turns in which less urgent queues had to wait: see group.c */
     struct cl_host_queue queues[CL_CLASSES];
 };

@@ -6,9 +6,9 @@
 #include "commlayer.h"
 
 enum {
-    OFFER_WAITS_US = 1000,  /* for a receive, before it is copied to this rank's memory */
+    OFFER_WAITS_US = 1000,  /* the time that an offer waits for a receive, before it is copied to this rank's memory */
     PART_BYTES = 256 << 10, /* read of one message, before a more urgent one may be next */
-    PART_COST_BYTES = 4096, /* of the budget, at least: the search for the next part takes time, too */
+    PART_COST_BYTES = 4096, /* least part of the budget: the search for the next part takes time, too */
 };
 
 struct cl_transfer *cl_incoming_receive(struct cl_channel *channel, uint32_t tag)

@@ -25,7 +25,7 @@
 struct cl_ticket {
     uint32_t source; /* rank; CL_ANY_SOURCE until it is bound */
     uint32_t tag;
-    uint32_t index; /* of its first message, once it is bound */
+    uint32_t index; /* the index of its first message, once it is bound */
     struct cl_ticket *next;
 };
 
@@ -38,7 +38,7 @@ struct cl_mailbox_queue {
 
 struct cl_mailbox {
     struct cl_endpoint *endpoint;
-    uint32_t group; /* with CL_GROUP_P2P */
+    uint32_t group; /* the group's number, with CL_GROUP_P2P */
     uint32_t size;
     const uint16_t *peers;           /* rank -> peer id */
     struct cl_tags *sent;            /* by rank, once anything was sent */

@@ -29,9 +29,9 @@ enum {
 struct cl_nap {
     bool begun;                 /* the running batch has a first packet, from which its time counts */
     uint64_t start_us, last_us; /* when the running batch began; arrival of the latest packet */
-    uint32_t packets;           /* in the running batch */
+    uint32_t packets;           /* packets of the running batch */
     uint64_t batched_us;        /* when the last batch ended; 0: there was none, or it was no bulk transfer */
-    double spacing_us;          /* in that batch */
+    double spacing_us;          /* the mean spacing in that batch */
 };
 
 /* Notes a packet that arrived at this time. */

@@ -27,13 +27,13 @@ struct cl_operation {
     uint64_t timeout_us;          /* 0: none */
     uint64_t deadline_us;         /* UINT64_MAX: none */
     uint32_t sequence;            /* names the operation in packets; point-to-point: the tag */
-    uint64_t signature;       /* of everything submitted to the group, up to this one: equal on all ranks; 0: unknown */
-    struct cl_host_turn turn; /* of a plan that uses the host */
-    struct cl_ticket ticket;  /* point-to-point: the other rank and the name of its messages */
-    uint16_t pair[2];         /* point-to-point: peer ids of ranks 0, this one, and 1, the other, of its plan */
+    uint64_t signature;           /* hash of all calls of the group, up to this one: equal on all ranks; 0: unknown */
+    struct cl_host_turn turn;     /* the turn of a plan that uses the host */
+    struct cl_ticket ticket;      /* point-to-point: the other rank and the name of its messages */
+    uint16_t pair[2];             /* point-to-point: peer ids of ranks 0, this one, and 1, the other, of its plan */
     enum { CL_UNNAMED, CL_WAITING, CL_NAMED, CL_LOCAL } name; /* point-to-point; CL_LOCAL: it goes through a channel */
     struct cl_transfer transfer;                              /* its part there */
-    struct cl_executor *executor;                             /* from start to end */
+    struct cl_executor *executor;                             /* there from start to end */
     uint64_t started_us;                                      /* when the executor was made */
     uint32_t last_rank;            /* once it ended: the rank whose data was the last, see cl_executor_last */
     uint64_t waited_us;            /* ... and the time from the start until then; 0: it waited for no rank */

@@ -23,18 +23,18 @@ enum cl_ring_kind { CL_RING_EAGER = 1, CL_RING_OFFER, CL_RING_STREAM, CL_RING_DA
 /* The head of an entry. */
 struct cl_ring_entry {
     uint16_t kind;
-    uint16_t class; /* of a message, 0 to 7 */
+    uint16_t class; /* a message's class, 0 to 7 */
     uint32_t tag;
-    uint64_t length;  /* of a message; of DATA: its own payload */
+    uint64_t length;  /* a message's length; of DATA, that of its own payload */
     uint64_t number;  /* names an offered message among those of this ring */
-    uint64_t address; /* of an offered message in the sender's memory */
+    uint64_t address; /* where an offered message is in the sender's memory */
 };
 
 /* The beginning of a ring's memory: each line is written by one side. */
 struct cl_ring_memory {
-    _Alignas(CL_RING_LINE_BYTES) _Atomic uint64_t written; /* by the writer */
-    _Alignas(CL_RING_LINE_BYTES) _Atomic uint64_t read;    /* by the reader */
-    _Atomic uint64_t granted; /* by the reader: sum of eager messages, with their heads, that it takes in */
+    _Alignas(CL_RING_LINE_BYTES) _Atomic uint64_t written; /* what the writer has written */
+    _Alignas(CL_RING_LINE_BYTES) _Atomic uint64_t read;    /* what the reader has read */
+    _Atomic uint64_t granted; /* the sum of eager messages, with their heads, that the reader takes in */
     _Alignas(CL_RING_LINE_BYTES) _Atomic uint32_t full; /* the writer waits for room; the reader clears it */
 };
 
@@ -42,8 +42,8 @@ struct cl_ring_memory {
 struct cl_ring {
     struct cl_ring_memory *memory;
     uint8_t *data;
-    uint64_t bytes;    /* of data */
-    uint64_t position; /* of this side: its next entry */
+    uint64_t bytes;    /* the data's length */
+    uint64_t position; /* where this side's next entry is */
     uint64_t limit;    /* the other side's position when this one last looked */
 };
 

@@ -59,7 +59,7 @@ enum cl_dtype {
 enum cl_auth {
     CL_AUTH_HEADER = 0, /* a keyed tag over the header and over everything but the payload of DATA packets */
     CL_AUTH_FULL = 1,   /* over the payload, too */
-    CL_AUTH_OFF = 2,    /* by the job's number, in plain sight */
+    CL_AUTH_OFF = 2,    /* packets carry the job's number, in plain sight */
 };
 
 /* AVG travels as SUM; the plan's SCALE steps divide by the number of ranks. The bitwise ones are for integers. */
@@ -75,13 +75,13 @@ enum cl_op {
 
 enum cl_step_kind {
     CL_SEND = 0,        /* source range -> peer, over the network */
-    CL_RECV_COPY = 1,   /* from peer, over the network: target = received */
-    CL_RECV_REDUCE = 2, /* from peer, over the network: target = target (op) received, in order of arrival */
+    CL_RECV_COPY = 1,   /* target = what the peer sent over the network */
+    CL_RECV_REDUCE = 2, /* target = target (op) what the peer sent over the network, in order of arrival */
     CL_COPY = 3,        /* target = source, within memory this process can address; with a codec: decoded */
     CL_REDUCE = 4,      /* target = target (op) source, likewise */
     CL_SCALE = 5,       /* target = target / peer, where the field `peer` holds the divisor (AVG) */
     CL_POST = 6,        /* raise this rank's host counter to `message` (counted from the start of the operation) */
-    CL_AWAIT = 7,       /* until the host counter of `peer` is at least `message` */
+    CL_AWAIT = 7,       /* waits until the host counter of `peer` is at least `message` */
     CL_ENCODE = 8,      /* target = source, encoded */
 };
 
@@ -118,7 +118,7 @@ struct cl_step {
     uint32_t dependencies;    /* how many steps must end first */
     uint32_t successor_first; /* this step's slice of the plan's successor array */
     uint32_t successor_count;
-    uint32_t block;  /* with a codec: number of the first block, the same at encoder and decoders */
+    uint32_t block;  /* number of the first block for a codec, the same at encoder and decoders */
     uint32_t factor; /* ENCODE with CL_STEP_KEEP: multiplies the error */
 };
 
@@ -136,18 +136,18 @@ enum cl_treatment {
 
 /* How the values of an encoded message lie in it. All zero: the message is not encoded. */
 struct cl_blocks {
-    uint32_t encoded_bytes; /* of a block; packets hold whole blocks */
-    uint32_t value_bytes;   /* of the same block before it was encoded */
-    uint64_t length;        /* of all values */
+    uint32_t encoded_bytes; /* length of an encoded block; packets hold whole blocks */
+    uint32_t value_bytes;   /* length of the same block before it was encoded */
+    uint64_t length;        /* length of all values */
 };
 
 /* The quality of service of a transfer. All zero: reliable, most urgent. The ranks must agree. */
 struct cl_qos {
     uint8_t priority;     /* 0 (first) to 7; 8: it yields to other traffic */
     uint8_t treatment;    /* enum cl_treatment */
-    uint16_t order;       /* on the network, a class sends the smallest first; equal: first in, first out */
+    uint16_t order;       /* place in its class, which sends the smallest first; equal: first in, first out */
     double loss_bound;    /* share of a message's packets that may be missing at its end, 0 to CL_LOSS_BOUND_MAX */
-    uint64_t deadline_us; /* from the start; later, a message within its loss bound ends if packets stall; 0: none */
+    uint64_t deadline_us; /* later than that, a message within its loss bound ends if packets stall; 0: none */
     /* Protected packets, which may not be lost: the first protect_first and last protect_last packets of each message,
      * and packets with a byte whose bit in `protect` is set. Bit o / protect_bytes is that of the byte at offset o of
      * the map's range, in which the message (for an operation: CL_INPUT) begins at protect_offset. The map belongs to
@@ -171,7 +171,7 @@ const char *cl_error_text(int code);
 struct cl_plan_options {
     const struct cl_step *steps;
     uint32_t step_count;
-    const uint32_t *successors; /* of all steps: each step has a slice, see struct cl_step */
+    const uint32_t *successors; /* those of all steps: each step has a slice, see struct cl_step */
     uint32_t successor_count;
     uint32_t rank, world_size;
     uint64_t input_bytes, output_bytes, scratch_bytes, staging_bytes;
@@ -299,7 +299,7 @@ struct cl_path_stats {
     uint32_t port;        /* number of the local address the path leaves from */
     uint32_t is_dead;     /* another path delivers and this one does not: it gets probes only */
     uint32_t is_answered; /* the peer has acknowledged a packet: the path has worked, both ways */
-    uint64_t rate_bytes;  /* per second, at which packets may leave; 0: only the window limits them */
+    uint64_t rate_bytes;  /* bytes per second at which packets may leave; 0: only the window limits them */
     uint32_t deaths;      /* how often the path died; it came back as often, but for is_dead */
     uint64_t heard_us;    /* when a packet of the peer, acknowledgements included, last came over it (CLOCK_MONOTONIC);
                            * 0: never */
@@ -347,7 +347,7 @@ int cl_group_status(cl_group *group, uint32_t *peer);
  * an operation came after that of every other rank, and after this rank began to run the operation. */
 struct cl_lag {
     uint64_t last;      /* operations in which its data was the last */
-    uint64_t waited_us; /* from the start of these operations until that data came */
+    uint64_t waited_us; /* time from the start of these operations until that data came */
 };
 /* Fills in the lags of the first `capacity` ranks; returns the number of ranks. */
 int cl_group_read_lags(cl_group *group, struct cl_lag *lags, uint32_t capacity);
@@ -403,9 +403,9 @@ struct cl_message_request {
     uint32_t tag;  /* below UINT32_MAX */
     void *memory;  /* belongs to the engine until the operation is done; cl_send only reads it */
     uint64_t length;
-    uint32_t priority;    /* of a send: 0 (first) to 7; 8: it yields to other traffic */
+    uint32_t priority;    /* a send's class, 0 (first) to 7; 8: it yields to other traffic */
     uint64_t timeout_us;  /* 0: none */
-    const uint32_t *gate; /* of a send: see struct cl_operation_request */
+    const uint32_t *gate; /* sends have one: see struct cl_operation_request */
     uint32_t *done;
 };
 

@@ -32,7 +32,7 @@
 
 /* Which block of which bucket in which step: rotations of different blocks are independent. */
 struct cl_codec_place {
-    uint64_t key;   /* of the operation and the encoding rank (cl_codec_key) */
+    uint64_t key;   /* made of the operation and the encoding rank (cl_codec_key) */
     uint64_t block; /* number of the first block */
 };
 

@@ -9,10 +9,10 @@
 #define ALWAYS static inline __attribute__((always_inline))
 
 enum {
-    SIGN = 1 << 15,   /* of a place: the change is negative; places are below it */
-    MOST_ORDER = 15,  /* of a Rice code, as its head has 4 bits */
+    SIGN = 1 << 15,   /* a bit of a place: the change is negative; places are below it */
+    MOST_ORDER = 15,  /* the largest order of a Rice code, as its head has 4 bits */
     TAKEN_BITS = 56,  /* that `refill` makes available, unless the code ends */
-    LENGTHS = 64 + 1, /* of numbers, in bits */
+    LENGTHS = 64 + 1, /* lengths of numbers in bits */
     BLOCK_HEAD_BYTES = 6,
 };
 
@@ -212,9 +212,9 @@ static unsigned golomb_order(const uint32_t lengths[LENGTHS], uint64_t *bits)
 
 struct block {
     size_t count, changes, large;
-    uint16_t places[CL_DIFFERENCE_VALUES + 2]; /* with SIGN */
+    uint16_t places[CL_DIFFERENCE_VALUES + 2]; /* places with SIGN */
     uint16_t large_ones[CL_DIFFERENCE_VALUES]; /* which of the changes */
-    uint32_t lengths[LENGTHS];                 /* of magnitudes less 2 */
+    uint32_t lengths[LENGTHS];                 /* how many magnitudes less 2 have each length */
     unsigned gap_order, run_order, magnitude_order;
     uint64_t bits; /* a bound of those of the code */
 };

@@ -15,7 +15,7 @@ struct cl_level {
     const char *name;
     cl_reduce_fn reduce[CL_DTYPES][CL_OPS];
     cl_scale_fn scale[CL_DTYPES];
-    const struct cl_codec *codecs; /* by enum cl_codec_kind */
+    const struct cl_codec *codecs; /* a row for each enum cl_codec_kind */
     /* Writes the positions of the values whose magnitude, as bits, is at least `floor` and below `ceiling`; returns how
      * many. `found` has room for all. */
     size_t (*find)(uint32_t *found, const float *values, size_t count, uint32_t floor, uint32_t ceiling);

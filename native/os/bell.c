@@ -14,7 +14,10 @@
 
 #include "commlayer.h"
 
-enum { DRAINED_MOST = 64 /* of a turn */, RING_BYTES = sizeof(uint64_t) + 1 /* the key; whether it is a request */ };
+enum {
+    DRAINED_MOST = 64 /* datagrams of a turn */,
+    RING_BYTES = sizeof(uint64_t) + 1 /* the key; whether it is a request */
+};
 
 static const socklen_t ADDRESS_BYTES = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + CL_BELL_BYTES);
 

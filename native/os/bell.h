@@ -17,7 +17,7 @@ struct cl_bell {
     int fd;
     uint32_t room; /* datagrams that its queue takes */
     uint64_t key;
-    char name[CL_BELL_BYTES]; /* under which others ring it */
+    char name[CL_BELL_BYTES]; /* the name under which others ring it */
 };
 
 int cl_bell_open(struct cl_bell *bell);

@@ -18,11 +18,11 @@ struct cl_doorbell {
     _Atomic uint32_t requests;
     _Atomic uint32_t attendants; /* threads of the owner that look at `rings`, asleep or not */
     _Atomic uint32_t sleepers;
-    _Atomic uint32_t wish; /* of the owner's engine; back to NONE when its bell is rung */
+    _Atomic uint32_t wish; /* the wish of the owner's engine; back to NONE when its bell is rung */
     /* The owner's process, and a number in its memory by which others see that they read that and no other process. */
     _Atomic int32_t pid; /* 0: its memory must not be read */
     _Atomic uint64_t proof, proof_address;
-    _Atomic uint64_t bell_key; /* of the owner's bell: see bell.h */
+    _Atomic uint64_t bell_key; /* the key of the owner's bell: see bell.h */
 };
 
 /* Returns whether the owner's bell must be rung. */

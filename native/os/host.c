@@ -25,8 +25,8 @@ enum { LINE_BYTES = 128, HEAD_BYTES = 4096, MASKS = CL_HOST_RANKS_MAX / 64 };
 struct line {
     _Atomic uint32_t counter;
     _Atomic uint16_t sleepers;      /* threads that sleep on the counter */
-    _Atomic uint16_t left;          /* in class 0, for all */
-    _Atomic uint64_t signatures[2]; /* of the operation that runs, by parity */
+    _Atomic uint16_t left;          /* counted in class 0, for all */
+    _Atomic uint64_t signatures[2]; /* the signatures of the operation that runs, by parity */
     _Atomic uint64_t bells[MASKS];  /* ranks whose bell this rank rings at its next post */
     uint8_t padding[LINE_BYTES - 24 - 8 * MASKS];
 };

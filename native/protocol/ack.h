@@ -22,7 +22,7 @@
 enum {
     CL_ACK_DELAY_US = 4000,
     CL_ACK_EVERY = 64,
-    CL_ACK_RANGES = 16, /* per list and packet; older ranges have been reported many times */
+    CL_ACK_RANGES = 16, /* ranges per list and packet; older ones have been reported many times */
     CL_ACK_PORT_BYTES = 6,
     CL_ACK_MARKS = 1 << 12,
     CL_ACK_BYTES_MAX = CL_ACK_PORT_BYTES + 2 * CL_ACK_RANGES * 4,
@@ -30,7 +30,7 @@ enum {
 
 struct cl_ack {
     struct cl_ranges came;    /* packet numbers, refused ones included */
-    struct cl_ranges refused; /* of those */
+    struct cl_ranges refused; /* those of them that were refused */
     uint64_t floor;           /* lower numbers are not reported any more: docs/protocol.md says what that costs */
     uint64_t largest;
     uint64_t largest_received_us;
@@ -60,7 +60,7 @@ static inline void cl_ack_write_port(uint8_t *payload, uint32_t rate, uint32_t s
 struct cl_ack_frame {
     uint64_t largest;
     uint32_t clock_us;      /* receiver's clock when the largest number came */
-    uint32_t host_delay_us; /* from then until the acknowledgement left */
+    uint32_t host_delay_us; /* time from then until the acknowledgement left */
     uint32_t port_rate;     /* bytes per millisecond; 0: not known */
     uint16_t port_senders;
     uint16_t marked; /* marked packets since the start, modulo CL_ACK_MARKS */

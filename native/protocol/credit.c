@@ -3,7 +3,7 @@
 #include "protocol/endpoint_state.h"
 
 enum {
-    GRANT_BYTES = 16384, /* of one GRANT, at least a packet */
+    GRANT_BYTES = 16384, /* bytes of one GRANT, at least a packet */
     WRITE_OFF_US = 8000, /* twice the time that an idle receiver's engine may sleep, besides round trips ... */
     WRITE_OFF_ROUNDS = 4,
 };

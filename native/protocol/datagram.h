@@ -13,13 +13,13 @@ enum { CL_HEAD_BYTES_MAX = 512 };
 struct cl_datagram {
     uint16_t peer;
     uint16_t path;
-    uint16_t port; /* through which the path leaves: see cl_endpoint_bind_peer */
+    uint16_t port; /* the port through which the path leaves: see cl_endpoint_bind_peer */
     uint8_t priority;
     bool droppable; /* a switch that has to drop a packet may drop this one first */
     uint16_t head_length;
     uint32_t payload_length;
     const uint8_t *payload;
-    const struct cl_message *message; /* of the payload; NULL: none */
+    const struct cl_message *message; /* the message of the payload; NULL: none */
     uint32_t generation;              /* the message has ended if its own is another */
     uint8_t head[CL_HEAD_BYTES_MAX];
 };

@@ -365,7 +365,7 @@ void cl_endpoint_end(struct cl_endpoint *endpoint, uint32_t group, uint32_t sequ
 
 struct lateness {
     uint32_t group, sequence;
-    const struct cl_message *first; /* of the lowest index: later messages may wait for other peers */
+    const struct cl_message *first; /* the message of the lowest index: later ones may wait for other peers */
 };
 
 static void find_late(struct cl_message *message, void *argument)

@@ -17,9 +17,9 @@
 struct cl_endpoint {
     struct cl_endpoint_config config;
     struct cl_seal seal;
-    struct cl_nh_key nh; /* of all seals */
+    struct cl_nh_key nh; /* the key of all seals */
     struct cl_engine_stats stats;
-    uint32_t payload_bytes; /* of the largest DATA packet; peers may take less */
+    uint32_t payload_bytes; /* payload of the largest DATA packet; peers may take less */
     struct cl_peer_list peers;
     struct cl_nics nics;
     struct cl_timers timers;
@@ -35,7 +35,7 @@ struct cl_endpoint {
     struct cl_signatures signatures;
     struct cl_message_list completed;
     uint64_t lacking;         /* see cl_endpoint_lacking */
-    struct cl_ranges missing; /* of the completion handed out last */
+    struct cl_ranges missing; /* missing ranges of the completion handed out last */
 };
 
 /* The seal of packets to and from the peer. */

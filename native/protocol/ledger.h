@@ -12,8 +12,8 @@
 #include "protocol/timers.h"
 
 struct cl_ledger {
-    uint64_t owed_bytes;             /* of all receives: granted, and neither come nor written off */
-    uint32_t sends;                  /* of this process, that need credit */
+    uint64_t owed_bytes;             /* what all receives were granted, and has neither come nor been written off */
+    uint32_t sends;                  /* sends of this process that need credit */
     uint32_t count;                  /* receives in the list */
     struct cl_receive *first, *last; /* posted and requested, with packets to be granted or owed */
     struct cl_timer timer;           /* looks for credit to write off */

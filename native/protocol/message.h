@@ -21,7 +21,7 @@ struct cl_message {
     /* name */
     struct cl_message_id id;
     uint16_t peer;
-    uint16_t signature; /* of its operation here; while not posted, of the sender's operation */
+    uint16_t signature; /* the signature of its operation here; while not posted, of the sender's operation */
     uint8_t side;       /* enum cl_message_side */
 
     bool posted;         /* false: a receive that so far only holds unexpected packets */
@@ -51,7 +51,7 @@ struct cl_send_partial {
     bool stopped;               /* a STOP came; further parts of it may follow */
     uint32_t given_up;          /* lost packets that are not sent again */
     uint32_t protected_count;   /* protected packets */
-    uint32_t protected_arrived; /* of these */
+    uint32_t protected_arrived; /* how many of these have arrived */
     /* which packets are protected: bit b of `protect` stands for protect_bytes bytes of the map's range */
     const uint64_t *protect;
     uint64_t protect_bytes, protect_offset;
@@ -73,9 +73,9 @@ struct cl_send {
     uint32_t granted;           /* packets before this one may be sent: see credit.h; UINT32_MAX: all */
     struct cl_ranges lost;      /* packets to send again; the first of them has not arrived, others may have */
     uint32_t refused;           /* how many of these the receiver had no room for */
-    uint32_t packets_counted;   /* after a STOP */
+    uint32_t packets_counted;   /* packets that the receiver counts, after a STOP */
     uint32_t counted_words;     /* capacity of `counted` */
-    uint64_t *counted;          /* after a STOP: a bit per packet that the receiver counts */
+    uint64_t *counted;          /* a bit per packet that the receiver counts, after a STOP */
     struct cl_ranges forgone;   /* packets once given up */
     struct cl_ranges stop_told; /* packets of which a STOP has told whether they count */
     struct cl_send_partial partial;
@@ -101,7 +101,7 @@ struct cl_receive_credit {
     bool listed;
     uint8_t class;
     uint32_t granted; /* the packets before this one */
-    uint32_t owed;    /* of these, packets that have not come and are not written off */
+    uint32_t owed;    /* packets of these that have not come and are not written off */
     uint64_t owed_us; /* when the latest was granted or came */
     struct cl_receive *previous, *next;
 };

@@ -18,12 +18,12 @@ enum {
     CL_MTU_BASE = 1200, /* bytes of a datagram (RFC 8899: BASE_PLPMTU) */
     CL_MTU_LEAST = 512,
     CL_MTU_STEP = 16,          /* the search ends at this distance */
-    CL_MTU_FRAGMENTS_MAX = 60, /* of a packet; raises the least size for very large packets */
+    CL_MTU_FRAGMENTS_MAX = 60, /* most fragments of a packet; raises the least size for very large packets */
     CL_MTU_ROUNDS = 3,
     CL_MTU_TRIES = 3,             /* lost PINGs of a size in a row that show that it does not pass */
-    CL_MTU_TRY_US = 50000,        /* between two PINGs, at least */
+    CL_MTU_TRY_US = 50000,        /* least time between two PINGs */
     CL_MTU_POSTPONE_US = 1000000, /* while the path is dead or its port full */
-    CL_MTU_AGAIN_US = 60000000,   /* after a search, before the next: the network may have been repaired */
+    CL_MTU_AGAIN_US = 60000000,   /* time from a search to the next: the network may have been repaired */
 };
 
 struct cl_mtu {

@@ -9,7 +9,7 @@
 #include "protocol/spray.h"
 
 enum {
-    PEERS_COMPARED = 32, /* for each packet, at most */
+    PEERS_COMPARED = 32, /* most peers compared for each packet */
     TURN_US = 50,        /* the longest turn of more than CL_QUEUE_TURN packets: other peers wait for its end */
     TURN_BYTES = 64000,  /* and what fits into one super-packet */
     FRAGMENT_BYTES = CL_PACKET_HEAD_BYTES + CL_CONGESTION_OVERHEAD_BYTES,

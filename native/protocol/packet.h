@@ -66,7 +66,7 @@ enum {
     CL_PACKET_PRIORITY = 0x07,
     CL_PACKET_LAST = 0x08,    /* ends its message: tells the receiver the sender's length */
     CL_PACKET_ACK_NOW = 0x10, /* the sender wants an acknowledgement without delay */
-    /* of partial messages */
+    /* flags of partial messages */
     CL_PACKET_DROPPABLE = 0x20, /* this packet may be lost */
     CL_PACKET_TAIL = 0x40,      /* with this packet, every packet has been sent once; implies SAFE */
     CL_PACKET_SAFE = 0x80,      /* every protected packet has been acknowledged */

@@ -8,7 +8,7 @@ enum {
     REORDER_MAX_US = 20000,
     WARY_US = 20000,      /* the time until refused packets are sent again: see CL_PEER_HELD_MIN_US */
     STALL_MIN_US = 5000,  /* shorter pauses of a sender are no stall */
-    NO_MEMORY_US = 10000, /* until ending a message is tried again after it failed for want of memory */
+    NO_MEMORY_US = 10000, /* time until ending a message is tried again after it failed for want of memory */
 };
 
 /* ---- which packets are protected ---- */

@@ -36,19 +36,19 @@ struct cl_path {
     uint64_t limited_until;        /* packets below this number left while the window was the limit */
     uint64_t yields_limited_until; /* ... that of CL_CLASS_YIELDS */
     uint64_t delivered_us;         /* when an acknowledgement last reported an arrival */
-    uint64_t next_probe_us;        /* of a dead path */
+    uint64_t next_probe_us;        /* when a dead path is probed next */
     uint64_t packets_lost, packets_received;
     uint64_t heard_us; /* when a packet of any kind last came; 0: never */
     uint32_t deaths;
     uint16_t marked; /* the peer's count of marked packets on this path: see ack.h */
     struct cl_nic *nic;
     struct cl_congestion congestion;
-    const struct cl_outbox_port *port; /* through which its packets leave; set by the endpoint */
+    const struct cl_outbox_port *port; /* the port through which its packets leave; set by the endpoint */
     struct cl_sent sent;
     struct cl_rtt rtt;
     struct cl_loss loss;
     struct cl_mtu mtu;
-    struct cl_fragments fragments; /* of received packets */
+    struct cl_fragments fragments; /* parts of received packets */
     struct cl_ack ack;
     struct cl_replay packets, acks; /* numbers that came */
 };

@@ -38,19 +38,19 @@ struct cl_peer {
     uint32_t incarnation; /* see revival.h */
     bool keyed;           /* has a seal of its own */
     struct cl_seal seal;
-    uint32_t payload_bytes;     /* of a full DATA packet to or from it: the smaller of the two sizes */
+    uint32_t payload_bytes;     /* payload of a full DATA packet to or from it: the smaller of the two sizes */
     bool grants;                /* it sends credit for what this process sends to it: see credit.h ... */
     uint32_t unscheduled_bytes; /* ... but for so many bytes of each message */
-    uint64_t timeout_us; /* for an answer, while a message from or to the peer is outstanding: see cl_peer_lost_us */
-    bool heard;          /* it has sent a packet to this process */
-    bool urgent;         /* in the list of peers with something to send at once: see peer_list.h */
+    uint64_t timeout_us;        /* longest wait for an answer while a message is outstanding: see cl_peer_lost_us */
+    bool heard;                 /* it has sent a packet to this process */
+    bool urgent;                /* in the list of peers with something to send at once: see peer_list.h */
     struct cl_peer *urgent_next;
     bool waiting; /* in the list of peers that wait for an interface */
     struct cl_peer *waiting_next;
     struct cl_timer timer;
 
     uint32_t outstanding;  /* posted messages, both sides */
-    uint32_t expected;     /* of those, receives */
+    uint32_t expected;     /* receives among those */
     uint64_t lacking;      /* packets that these still lack */
     uint64_t heard_us;     /* since when it is silent; 0: not known yet */
     uint64_t answered_us;  /* since when it has acknowledged nothing: it may send packets and not hear this process */
@@ -58,7 +58,7 @@ struct cl_peer {
     uint32_t greetings;    /* how often it was asked while nothing waited for it */
     uint64_t pacer_us;     /* when a pacer that blocks the peer lets go; UINT64_MAX: no pacer does */
 
-    /* as a receiver: sends that it refused, first in, first out */
+    /* sends that it refused as a receiver, first in, first out */
     struct cl_message_list held;
     struct cl_index held_operations; /* the same by operation */
     uint64_t held_us;                /* when to try the first */
@@ -75,7 +75,7 @@ struct cl_peer {
     struct cl_history history;
 
     uint16_t turn_path;                /* path of its packets until its turn ends */
-    uint64_t turns[CL_PEER_PATHS_MAX]; /* by interface: bytes sent to it, see turn_of in outbound.c */
+    uint64_t turns[CL_PEER_PATHS_MAX]; /* bytes sent to it through each interface, see turn_of in outbound.c */
 
     struct cl_controls controls;
     struct cl_path paths[];

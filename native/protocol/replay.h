@@ -18,7 +18,7 @@ enum {
 };
 
 struct cl_replay {
-    uint64_t next;                        /* above everything seen */
+    uint64_t next;                        /* the number above everything seen */
     uint64_t far;                         /* the last number too far ahead to be admitted; 0: none */
     uint64_t seen[CL_REPLAY_WINDOW / 64]; /* a ring of bits, for [next - CL_REPLAY_WINDOW, next) */
 };

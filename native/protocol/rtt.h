@@ -19,7 +19,7 @@ enum { CL_RTT_BUCKETS = 3, CL_RTT_BUCKET_US = 10000000 };
  * bucket: after it the queues may be long again before a packet finds them empty. */
 struct cl_minimum {
     int64_t value[CL_RTT_BUCKETS];
-    uint64_t bucket; /* of value[bucket % CL_RTT_BUCKETS] */
+    uint64_t bucket; /* the number of the bucket at value[bucket % CL_RTT_BUCKETS] */
     bool any;
 };
 
@@ -27,7 +27,7 @@ struct cl_rtt {
     uint32_t smoothed_us;
     uint32_t variation_us;
     uint32_t latest_us;
-    uint32_t queue_us; /* of the latest sample */
+    uint32_t queue_us; /* the queueing delay of the latest sample */
     bool any;
     struct cl_minimum network; /* round trip without host delay */
     struct cl_minimum one_way;

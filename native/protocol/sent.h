@@ -18,12 +18,12 @@ struct cl_sent_packet {
         struct {
             struct cl_send *send; /* valid only while its generation is still `generation` */
             uint32_t generation;
-            uint32_t packet; /* within the message */
+            uint32_t packet; /* its number within the message */
         } data;
         struct cl_control control; /* to send it again if it is lost */
     };
-    uint16_t bytes;          /* of the datagram, or of all its fragments */
-    uint16_t datagram_bytes; /* of the datagram, or of its largest fragment */
+    uint16_t bytes;          /* bytes of the datagram, or of all its fragments */
+    uint16_t datagram_bytes; /* bytes of the datagram, or of its largest fragment */
     uint8_t kind;            /* enum cl_packet_kind */
     uint8_t class;
     bool in_flight;
@@ -33,11 +33,11 @@ struct cl_sent {
     struct cl_sent_packet *ring;
     uint32_t capacity;                              /* a power of two */
     uint32_t packets;                               /* in flight */
-    uint32_t pings;                                 /* of those, PINGs: nothing waits for them */
+    uint32_t pings;                                 /* PINGs among those: nothing waits for them */
     uint64_t bytes;                                 /* in flight */
     uint64_t class_bytes[CL_CLASSES_BETWEEN_HOSTS]; /* the same by class */
     uint64_t low, next;
-    uint64_t last_sent_us; /* of a packet that is not a PING */
+    uint64_t last_sent_us; /* when a packet that is not a PING was last sent */
 };
 
 /* Takes the number `sent->next`. False when there is no memory; then the packet must not be sent. */

@@ -19,8 +19,8 @@ struct cl_signature {
 };
 
 struct cl_signatures {
-    struct cl_signature_entry *first, *last; /* in the order they began */
-    struct cl_signature_entry *turn;         /* of cl_signatures_next; NULL: the first */
+    struct cl_signature_entry *first, *last; /* a list in the order they began */
+    struct cl_signature_entry *turn;         /* the next one of cl_signatures_next; NULL: the first */
     struct cl_index operations;
 };
 

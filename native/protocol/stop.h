@@ -7,7 +7,7 @@
 #include "protocol/message.h"
 
 enum {
-    CL_STOP_BYTES_MAX = 448, /* in one STOP packet, a bit for each packet; longer messages take several */
+    CL_STOP_BYTES_MAX = 448, /* payload of one STOP packet, a bit for each packet; longer messages take several */
     CL_STOP_PACKETS = CL_STOP_BYTES_MAX * 8,
 };
 

@@ -12,7 +12,7 @@
 /* The structs of one side. */
 struct cl_table_pool {
     struct cl_message *free;
-    void **blocks; /* of CL_TABLE_BLOCK structs each */
+    void **blocks; /* blocks of CL_TABLE_BLOCK structs each */
     uint32_t block_count;
 };
 

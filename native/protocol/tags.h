@@ -12,7 +12,7 @@
 
 struct cl_tag_run {
     uint32_t first, last; /* both included */
-    uint32_t messages;    /* of each of these tags */
+    uint32_t messages;    /* messages of each of these tags */
 };
 
 struct cl_tags {

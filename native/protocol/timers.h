@@ -9,7 +9,7 @@
 
 struct cl_timer {
     uint64_t deadline_us;
-    uint32_t slot; /* in the heap, from 1; 0: not armed */
+    uint32_t slot; /* its place in the heap, from 1; 0: not armed */
     void *owner;
 };
 

@@ -12,7 +12,7 @@ struct cl_unexpected_packet {
     struct cl_unexpected_packet *next;
     uint32_t offset;
     uint16_t length;
-    uint8_t flags; /* of the packet: see packet.h */
+    uint8_t flags; /* the packet's flags: see packet.h */
     uint8_t payload[];
 };
 
@@ -23,7 +23,7 @@ struct cl_unexpected_chain {
 struct cl_unexpected {
     size_t limit_bytes;
     size_t used_bytes;
-    uint32_t payload_bytes;            /* of the largest packet */
+    uint32_t payload_bytes;            /* payload of the largest packet */
     struct cl_unexpected_packet *free; /* kept for reuse: a rank that was late is often late again */
 };
 

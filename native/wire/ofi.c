@@ -32,12 +32,12 @@
 #include <rdma/fi_errno.h>
 
 enum {
-    SLOTS_MAX = 1024, /* in each direction, if the provider takes that many */
+    SLOTS_MAX = 1024, /* slots in each direction, if the provider takes that many */
     BATCH = 64,
     JUMBO_BYTES = 9216, /* a peer's packets may be larger than this process's */
     NAME_BYTES = 96,    /* a provider's address: 16 (udp) to 48 (verbs) */
-    FULL_NS = 200000,   /* without room for sending, look again after this time */
-    BLIND_NS = 50000,   /* without a descriptor to sleep on, look again after this time */
+    FULL_NS = 200000,   /* the time until it looks again without room for sending */
+    BLIND_NS = 50000,   /* the time until it looks again without a descriptor to sleep on */
     NOW_NS = 1,
 };
 
@@ -60,14 +60,14 @@ struct port {
     struct fid_cq *received, *sent;
     struct fid_ep *endpoint;
     struct fid_mr *registered;
-    void *descriptor; /* of the registered memory */
+    void *descriptor; /* the descriptor of the registered memory */
     uint8_t *memory;
     struct slot *slots;
-    struct stack idle, unposted; /* to send from; to receive into */
+    struct stack idle, unposted; /* slots to send from; to receive into */
     size_t prefix_bytes;         /* the provider's, before each datagram */
     size_t slot_bytes;
     int poll_fd;  /* polls readable when timer_fd or wait_fd does */
-    int timer_fd; /* for providers that cannot wake the engine thread */
+    int timer_fd; /* a timer for providers that cannot wake the engine thread */
     int wait_fd;  /* the provider's, -1: none */
 };
 

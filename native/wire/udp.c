@@ -33,10 +33,10 @@ enum {
     SEND_MESSAGES = 64,      /* messages per sendmmsg */
     SEGMENTS_MAX = 32,       /* packets per super-packet: 64 at most in every kernel; 32 keeps bursts short */
     SUPER_BYTES_MAX = 65000, /* an IP packet without its headers */
-    RECEIVE_MESSAGES = 32,   /* per recvmmsg */
+    RECEIVE_MESSAGES = 32,   /* messages per recvmmsg */
     GRO_BYTES = 65536,
     JUMBO_BYTES = 9216,     /* without GRO: a peer's packets may be larger than this process's */
-    ECN_MASK = 3,           /* of a TOS or traffic class */
+    ECN_MASK = 3,           /* the bits of a TOS or traffic class */
     ECN_CE = 3,             /* marked by a switch */
     STEP_US = 1000,         /* a wall clock that moved by more, against the engine's, was set; .. */
     SLEW_PER_MS = 1,        /* .. a slower change, in us, is its adjustment */
@@ -50,7 +50,7 @@ struct link {
     struct sockaddr_storage address;
     socklen_t address_length;
     uint32_t single;      /* packets that leave singly from now on, before segmentation is tried again */
-    uint32_t next_single; /* after the next refusal; 0: it is the first one */
+    uint32_t next_single; /* packets that leave alone after the next refusal; 0: it is the first one */
 };
 
 union control {
@@ -75,8 +75,8 @@ struct cl_wire {
     bool dscp;
     bool coalescing[CL_PORTS_MAX];
     struct stamps stamps[CL_PORTS_MAX];
-    uint32_t dropped[CL_PORTS_MAX]; /* by the kernel for want of room in the buffer, as it said last */
-    uint64_t overflows;             /* of all ports */
+    uint32_t dropped[CL_PORTS_MAX]; /* those that had no room in the buffer, as the kernel said last */
+    uint64_t overflows;             /* those of all ports */
     uint32_t slot_bytes;            /* size of one receive buffer */
     struct link *links;
     uint32_t link_count, link_capacity;

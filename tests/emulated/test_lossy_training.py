@@ -204,15 +204,14 @@ def found_in_16_bits() -> list[Any]:
 
 @pytest.mark.parametrize("wrapper", ["fp16", "bf16"])
 def test_nothing_is_forgotten_in_16_bits(found_in_16_bits: list[Any], wrapper: str) -> None:
-    results = [found_in_16_bit[wrapper] for found_in_16_bit in found_in_16_bits]
+    results = [rank[wrapper] for rank in found_in_16_bits]
     assert len({result["digest"] for result in results}) == 1
-    assert (
-        max(result["error"] for result in results) < 0.5
-    )  # rounding of averages; a forgotten contribution is at least 1
+    # Averages are rounded; a forgotten contribution is at least 1.
+    assert max(result["error"] for result in results) < 0.5
     assert sum(result["left"] for result in results) > 0
 
 
 def test_the_papers_rule_forgets(found_in_16_bits: list[Any]) -> None:
-    results = [found_in_16_bit["papers"] for found_in_16_bit in found_in_16_bits]
+    results = [rank["papers"] for rank in found_in_16_bits]
     assert max(result["error"] for result in results) >= 1
     assert all(result["left"] == 0 for result in results)

@@ -32,7 +32,7 @@ def test_a_freed_optimizer_leaves_no_steps_to_one_that_gets_its_memory() -> None
         gc.collect(0)
     assert len(addresses) < 100  # else nothing was tried
     assert len(counts._counts) == 0
-    assert [frozen_step["number"] for frozen_step in recorder._frozen_steps()] == [1]
+    assert [step["number"] for step in recorder._frozen_steps()] == [1]
     marks = collections.Counter((mark.source, mark.is_hook) for mark in meter._marks)
     assert (len(marks), max(marks.values())) == (200, 1)
 
@@ -41,7 +41,7 @@ def test_the_record_has_the_steps_of_the_optimizer_that_makes_most_of_those_kept
     recorder, often, seldom = Recorder(), Source(), Source()
     for source in (often, seldom, often):
         recorder.note_step(source)
-    assert [frozen_step["number"] for frozen_step in recorder._frozen_steps()] == [1, 2]
+    assert [step["number"] for step in recorder._frozen_steps()] == [1, 2]
 
 
 def test_exposure_follows_the_optimizer_that_lives() -> None:
