@@ -177,8 +177,8 @@ class Job:
                 if not self._done:
                     torch.set_rng_state(generator)
                     with torch.no_grad():
-                        for each, before in zip(self._module.buffers(), buffers, strict=True):
-                            each.copy_(before)
+                        for buffer, before in zip(self._module.buffers(), buffers, strict=True):
+                            buffer.copy_(before)
             if self._left:
                 return
 
@@ -246,19 +246,19 @@ class Job:
         averages = torch.cat([*(gradient.flatten() for gradient in gradients), given, torch.zeros(size)])
         averages[self._members.index(self._first) - size] = float(self._is_leaving)
         dist.all_reduce(averages, op=dist.ReduceOp.AVG)
-        leavers = [each for each, flag in zip(self._members, averages[-size:].tolist(), strict=True) if flag > 0]
+        leavers = [member for member, flag in zip(self._members, averages[-size:].tolist(), strict=True) if flag > 0]
         self._apply(averages[:-size])
         return leavers
 
     def _apply(self, averages: Tensor) -> None:
         """Steps the optimizer. `averages`: all gradients, and for each parameter whether any rank has one (above 0)."""
         *parts, given = averages.split([*(parameter.numel() for parameter in self._parameters), len(self._parameters)])
-        for each, part, share in zip(self._parameters, parts, given.tolist(), strict=True):
-            average = part.view_as(each)
+        for parameter, part, share in zip(self._parameters, parts, given.tolist(), strict=True):
+            average = part.view_as(parameter)
             if share == 0:
-                each.grad = None
+                parameter.grad = None
             else:
-                each.grad = average.clone() if each.grad is None else each.grad.copy_(average)
+                parameter.grad = average.clone() if parameter.grad is None else parameter.grad.copy_(average)
         self._optimizer.step()
         self._averages = averages
         self._made += 1
