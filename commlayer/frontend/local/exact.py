@@ -139,7 +139,7 @@ class ExactSteps:
 
     def _check(self, leaving: Sequence[bool]) -> None:
         if any(leaving) and not all(leaving):
-            ranks = [dist.get_global_rank(self._group, at) for at, each in enumerate(leaving) if each]
+            ranks = [dist.get_global_rank(self._group, at) for at, leaves in enumerate(leaving) if leaves]
             text = (
                 f"{self._group.who}: rank {ranks[0]} has ended `with LocalSteps(...)`, and others make another exact "
                 f"step: make equally many on all ranks, or end the exact steps before (exact_steps=, every=)"

@@ -216,7 +216,7 @@ class LocalSteps:
             "ranks per site": self._site.size,
             RANK_IN_SITE: self._site.rank,
             "model": self._weights.shapes(),
-            "fine": [name for name, each in self._weights.parameters.items() if each in self._fine],
+            "fine": [name for name, parameter in self._weights.parameters.items() if parameter in self._fine],
             "restored": restored is not None,
             "exact steps so far": self._exact.steps,
             "syncs": None if self._rounds is None else self._rounds.syncs - bool(self._flying()),

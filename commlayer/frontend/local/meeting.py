@@ -32,9 +32,9 @@ def meet(group: dist.ProcessGroup, own: Introduction, remedies: Mapping[str, str
     dist.all_gather_object(told, dataclasses.asdict(own), group=group)
     ranks = [dist.get_global_rank(group, member) for member in range(group.size())]
     all_told = [Introduction(**fields) for fields in told]
-    for rank, each in zip(ranks, all_told, strict=True):
-        if each.fault:
-            raise ConfigError(f"rank {rank}: {each.fault}")
+    for rank, other in zip(ranks, all_told, strict=True):
+        if other.fault:
+            raise ConfigError(f"rank {rank}: {other.fault}")
     for name in dict.fromkeys(name for other in all_told for name in other.settings):
         values = [other.settings.get(name) for other in all_told]
         if odd := odd_ones(values):
@@ -73,4 +73,4 @@ def _usual(values: Sequence[Any]) -> int:
 def odd_ones(values: Sequence[Any]) -> list[int]:
     """The indices whose value is not the most frequent one; of equally frequent ones the first counts."""
     usual = values[_usual(values)]
-    return [at for at, each in enumerate(values) if each != usual]
+    return [at for at, value in enumerate(values) if value != usual]

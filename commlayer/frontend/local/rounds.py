@@ -184,4 +184,4 @@ class Rounds:
 
     def digests(self) -> dict[str, int]:
         """Checksums of the shared weights, by fragment."""
-        return {f"fragment {at}": each.digest() for at, each in enumerate(self.fragments)}
+        return {f"fragment {at}": fragment.digest() for at, fragment in enumerate(self.fragments)}

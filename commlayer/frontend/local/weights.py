@@ -36,18 +36,20 @@ class Weights:
         owned = {parameter for group in optimizer.param_groups for parameter in group["params"]}
         named = dict(self.net.named_parameters())  # tied parameters once
         self._check_owned(owned, set(named.values()))
-        self.parameters = {name: each for name, each in named.items() if each in owned and each.requires_grad}
+        self.parameters = {
+            name: parameter for name, parameter in named.items() if parameter in owned and parameter.requires_grad
+        }
         """The parameters that sites share, by name, in the model's order."""
-        for name, each in self.parameters.items():
-            self._check_parameter(name, each)
-        floats = {name: each for name, each in self.net.named_buffers() if each.is_floating_point()}
+        for name, parameter in self.parameters.items():
+            self._check_parameter(name, parameter)
+        floats = {name: buffer for name, buffer in self.net.named_buffers() if buffer.is_floating_point()}
         if buffers is None:
             self._check_buffers()
         self.buffers = floats if buffers == "average" else {}
         """Floating-point buffers that the sites average, by name."""
-        fixed = {name: each for name, each in named.items() if name not in self.parameters}
+        fixed = {name: tensor for name, tensor in named.items() if name not in self.parameters}
         self._fixed = fixed | (floats if buffers is None else {})
-        self._versions = {name: each._version for name, each in self._fixed.items()}
+        self._versions = {name: tensor._version for name, tensor in self._fixed.items()}
         self._owned = len(owned)
 
     def _check_kind(self, model: nn.Module, optimizer: Optimizer) -> None:
@@ -111,16 +113,16 @@ class Weights:
 
     def check_unchanged(self, who: str) -> None:
         """Raises ConfigError if something has changed that the sites do not share. `who`: this rank."""
-        for name, each in self._fixed.items():
-            if each._version != self._versions[name]:
+        for name, tensor in self._fixed.items():
+            if tensor._version != self._versions[name]:
                 raise ConfigError(
                     f"{who}: {self._who}: {name!r} has changed, which the sites do not share: its optimizer is another "
                     f"one, or it was frozen at the start, or it is a buffer (LocalSteps(buffers='average') or 'own')"
                 )
         if sum(len(group["params"]) for group in self._optimizer.param_groups) != self._owned:
             raise ConfigError(f"{who}: {self._who}: the optimizer has other parameters; make a new LocalSteps then")
-        for name, each in self.parameters.items():
-            if not each.requires_grad:
+        for name, parameter in self.parameters.items():
+            if not parameter.requires_grad:
                 raise ConfigError(f"{who}: {self._who}: {name!r} was frozen; make a new LocalSteps after such a change")
 
     def flat_buffers(self) -> Tensor:
@@ -138,13 +140,13 @@ class Weights:
     def shapes(self) -> dict[str, Any]:
         """What must be alike on all ranks, by name."""
         shared = {**self.parameters, **self.buffers}
-        return {name: [list(each.shape), list(each.stride()), str(each.dtype)] for name, each in shared.items()}
+        return {name: [list(tensor.shape), list(tensor.stride()), str(tensor.dtype)] for name, tensor in shared.items()}
 
     def digests(self) -> dict[str, int]:
         """A checksum of every tensor that must be equal on all ranks at the start."""
         shared = {**self.parameters, **self.buffers}
-        return {name: digest_of(each) for name, each in shared.items()} | self.fixed_digests()
+        return {name: digest_of(tensor) for name, tensor in shared.items()} | self.fixed_digests()
 
     def fixed_digests(self) -> dict[str, int]:
         """A checksum of every tensor that is equal on all ranks at any time."""
-        return {name: digest_of(each) for name, each in self._fixed.items()}
+        return {name: digest_of(tensor) for name, tensor in self._fixed.items()}
