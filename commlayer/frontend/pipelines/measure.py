@@ -192,12 +192,12 @@ def measure(
     for group in (stages[0].group or dist.group.WORLD, dp_group):
         shared = _everyones(shared, group)
     layers: dict[int, list[Layer]] = {}
-    for each, _, _ in shared:
-        for stage, layer in each.items():
+    for of_rank, _, _ in shared:
+        for stage, layer in of_rank.items():
             layers.setdefault(stage, []).append(layer)
     action_s = statistics.median(seconds for _, seconds, _ in shared)
     medians = [_median(layers[stage]) for stage in sorted(layers)]
-    return Costs(medians, _slowest([each for _, _, each in shared]), action_s=action_s)
+    return Costs(medians, _slowest([timed for _, _, timed in shared]), action_s=action_s)
 
 
 def _layers(stages: Sequence[Any], recorder: Recorder, update_s: float) -> dict[int, Layer]:
@@ -231,8 +231,8 @@ def _median(layers: Sequence[Layer]) -> Layer:
 
 def _slowest(transfers: Sequence[tuple[Line | None, Line | None]]) -> Link:
     """The lowest rate of all ranks' reductions, or messages where nothing is reduced; the median latency."""
-    messages = [each for each, _ in transfers if each is not None]
-    reductions = [each for _, each in transfers if each is not None]
+    messages = [message for message, _ in transfers if message is not None]
+    reductions = [reduction for _, reduction in transfers if reduction is not None]
     slope = max((transfer.seconds_per_byte for transfer in reductions or messages), default=0.0)
     latency_s = (
         statistics.median(transfer.latency_s for transfer in messages or reductions) if messages or reductions else 0.0

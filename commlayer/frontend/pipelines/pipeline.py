@@ -171,8 +171,8 @@ class Pipeline:
             for part in self._parts
         ]
         modules = [module for stage, _ in stages for module in stage.submod.modules()]
-        for number, each in enumerate(self._steps):
-            self._hooks += hooks_of_states(() if number else modules, each.optimizer, self.finish, self._load)
+        for number, step in enumerate(self._steps):
+            self._hooks += hooks_of_states(() if number else modules, step.optimizer, self.finish, self._load)
 
     def finish(self) -> None:
         """Waits for all gradients, and makes all steps that are left; for code that then reads parameters or `state`.
@@ -319,8 +319,8 @@ def _check_stage(stage: Any) -> None:
     for name, parameter in module.named_parameters():
         if hasattr(parameter, "placements") and not sharded_modules(module):
             raise ConfigError(f"{who}: parameter {name!r} is a DTensor; use fully_shard for the stage, or leave it out")
-    for name, each in module.named_modules():
-        if getattr(each, "sparse", False) is True:
+    for name, submodule in module.named_modules():
+        if getattr(submodule, "sparse", False) is True:
             raise ConfigError(f"{who}: module {name!r} has sparse gradients; use sparse=False")
 
 
@@ -372,8 +372,8 @@ def _owner(stage: Any, optimizers: Sequence[Optimizer]) -> int:
     mine = set(stage.submod.parameters())
     having = [
         number
-        for number, each in enumerate(optimizers)
-        if any(parameter in mine for group in each.param_groups for parameter in group["params"])
+        for number, single in enumerate(optimizers)
+        if any(parameter in mine for group in single.param_groups for parameter in group["params"])
     ]
     if len(having) > 1:
         raise ConfigError(f"{WHO}: {len(having)} optimizers have parameters of stage {stage.stage_index}; use one")
