@@ -344,7 +344,7 @@ def sources(file: config_file.ConfigFile, environ: Mapping[str, str]) -> dict[st
             raise ConfigError(f"{file.path}: [{section}]: there is no such section; use {shown}")
         for name in entries:
             if name not in by_section[section]:
-                home = next((each for each, names in by_section.items() if name in names), None)
+                home = next((other for other, names in by_section.items() if name in names), None)
                 remedy = f"it belongs into [{home}]" if home else f"known: {', '.join(by_section[section])}"
                 raise ConfigError(f"{file.path}: [{section}] {name}: there is no such setting; {remedy}")
     return {
@@ -391,8 +391,8 @@ def shared() -> dict[str, str]:
     """The settings of models that are not the defaults, in words: all ranks of a job must have the same, or their
     gradients would differ."""
     found = {}
-    for section, each in of_job().items():
-        given = changed(each, type(each))
+    for section, settings in of_job().items():
+        given = changed(settings, type(settings))
         if given and section != PROCESS:
             name = f"[{section}] (commlayer.toml or {variable('*', section)})"
             found[name] = ", ".join(f"{key}={value!r}" for key, value in given.items())

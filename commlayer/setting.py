@@ -120,9 +120,9 @@ def made(settings: Any, found: Mapping[str, Found]) -> Any:
     Raises ConfigError if they contradict each other; it names the file of those that a file has set.
     """
     try:
-        return settings(**{name: each.value for name, each in found.items()})
+        return settings(**{name: setting.value for name, setting in found.items()})
     except ConfigError as error:
-        in_file = [name for name, each in found.items() if each.source == "file"]
+        in_file = [name for name, setting in found.items() if setting.source == "file"]
         if not in_file:
             raise
         path = next(setting.where for setting in found.values() if setting.source == "file")

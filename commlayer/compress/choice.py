@@ -237,9 +237,11 @@ class Choice:
             steps = [min(steps, key=lambda each: each[0])]
         if steps and count:
             length_s = statistics.median(length for length, _, _ in steps)
-            waiting_s = statistics.median(max(b.end_s for b in each) - each[-1].start_s for _, each, _ in steps)
-            busy_s = statistics.median(each for _, _, each in steps)
-            starts = [statistics.median(each[i].start_s for _, each, _ in steps) for i in range(count)]
+            waiting_s = statistics.median(
+                max(b.end_s for b in buckets) - buckets[-1].start_s for _, buckets, _ in steps
+            )
+            busy_s = statistics.median(busy for _, _, busy in steps)
+            starts = [statistics.median(buckets[i].start_s for _, buckets, _ in steps) for i in range(count)]
             own = [0.0, length_s, waiting_s, busy_s, *starts]
         lacking, length_s, waiting_s, busy_s, *starts = agree(own)
         tried = [self.codec(i) for i in range(count)]
@@ -305,9 +307,9 @@ class Choice:
         values = sum(left.values())
         if unexplained_s <= WORTH * model.seconds(tried) or not values:
             return False
-        for i, each in enumerate(self.candidates):
-            if left.get(each.codec):
-                self.candidates[i] = each._replace(coding_s=each.coding_s + unexplained_s / values)
+        for i, entry in enumerate(self.candidates):
+            if left.get(entry.codec):
+                self.candidates[i] = entry._replace(coding_s=entry.coding_s + unexplained_s / values)
         self._by_name |= {candidate.codec: candidate for candidate in self.candidates}
         return True
 
@@ -317,7 +319,7 @@ class Choice:
         """The longest codes that a trial may have now, of milder codecs on the first buckets; without any, 16 bits in
         place of 32, which cost nothing. Empty: no trial."""
         sent_bytes = self._bytes(current)
-        rank = {each.codec: place for place, each in enumerate(self.candidates)}
+        rank = {entry.codec: place for place, entry in enumerate(self.candidates)}
         most_bytes = sent_bytes * (1 + TRIAL_SHARE * self._unspent_s / (TRIAL * busy_s * self._patience))
         found: list[str] = []
         found_bytes = DISTINCT * sent_bytes

@@ -223,7 +223,7 @@ class Feedback:
 
     def state_dict(self) -> dict[str, Any]:
         """The residual by the parameters' numbers; to be called between steps."""
-        kept = {self._numbers[each]: stretches for each, stretches in self._kept.items()}
+        kept = {self._numbers[parameter]: stretches for parameter, stretches in self._kept.items()}
         sizes = [parameter.numel() for parameter in self._numbers] or self._restored_sizes
         plain = {
             number: [(offset, values.clone(), late) for offset, values, late in stretches]

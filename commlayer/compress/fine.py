@@ -49,7 +49,7 @@ class Fine:
             )
         plain = model.module if isinstance(model, DistributedDataParallel) else model
         named = [] if plain is None else list(plain.named_parameters(remove_duplicate=False))
-        matching = {one: {each for name, each in named if fnmatch.fnmatchcase(name, one)} for one in given}
+        matching = {one: {parameter for name, parameter in named if fnmatch.fnmatchcase(name, one)} for one in given}
         unmatched = [pattern for pattern, found in matching.items() if patterns is not None and not found]
         if unmatched:
             raise ConfigError(

@@ -91,8 +91,8 @@ class PowerSgd:
         another shape.
         """
         matrices = [None if i in excluded else self._matrix_of(gradient.shape) for i, gradient in enumerate(gradients)]
-        for each, gradient in zip(numbers, gradients, strict=True):
-            self._check(each, gradient)
+        for parameter, gradient in zip(numbers, gradients, strict=True):
+            self._check(parameter, gradient)
         self._restored.difference_update(numbers)
         places: dict[tuple[int, int], list[int]] = {}
         for place, shape in enumerate(matrices):
@@ -137,13 +137,13 @@ class PowerSgd:
         """
         self._restored.difference_update(numbers)
         added = []
-        for each, gradient in zip(numbers, gradients, strict=True):
-            error = self._errors.get(each)
+        for parameter, gradient in zip(numbers, gradients, strict=True):
+            error = self._errors.get(parameter)
             if error is not None and error.numel() != gradient.numel():
-                raise _of_another_model(each, error, gradient)
+                raise _of_another_model(parameter, error, gradient)
             if error is not None and gradient.any():
                 gradient.add_(error.view(gradient.shape), alpha=loss_scale)
-                added.append(each)
+                added.append(parameter)
         return added
 
     def forget_errors(self, numbers: Sequence[int]) -> None:
@@ -265,9 +265,9 @@ class Compression:
             for parameter in self._added:
                 del self._errors[parameter]
             for stack in self._stacks:
-                for i, each in enumerate(stack.numbers):
-                    self._errors[each] = stack.inputs[i]
-                    self._right[each] = stack.right[i]
+                for i, parameter in enumerate(stack.numbers):
+                    self._errors[parameter] = stack.inputs[i]
+                    self._right[parameter] = stack.right[i]
 
     def _finish_stack(self, stack: _Stack, right: Tensor) -> None:
         # Both factors are in memory of their own: the products' last bits may depend on the alignment of the operands.

@@ -112,7 +112,7 @@ class ByLayer(Tolerance):
         def checked(each: float | Tolerance, whose: str) -> float | Tolerance:
             return each if isinstance(each, Tolerance) else check_loss_bound(each, f"ByLayer: {each!r} for {whose}")
 
-        classes = {pattern: checked(each, repr(pattern)) for pattern, each in loss_bounds.items()}
+        classes = {pattern: checked(bound, repr(pattern)) for pattern, bound in loss_bounds.items()}
         rest = checked(otherwise, "otherwise")
         self._of: dict[Tensor, float | Tolerance] = {}
         unmatched, unused = set(classes), set(classes)
@@ -160,8 +160,8 @@ class ByLayer(Tolerance):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See `Tolerance.load_state_dict`."""
-        for each, saved in zip(self._inner, state["inner"], strict=True):
-            each.load_state_dict(saved)
+        for tolerance, saved in zip(self._inner, state["inner"], strict=True):
+            tolerance.load_state_dict(saved)
 
 
 class GradientNorm(Tolerance):

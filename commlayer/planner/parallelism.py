@@ -75,9 +75,9 @@ def parallelism(
         ConfigError: bad numbers, an unknown family, families none of which can run (the error says why), or no layout
             within the memory (the error names the layout that comes nearest).
     """
-    for place, each in enumerate(slices):
-        if whole(each, 0) < 2:
-            raise ConfigError(f"slices[{place}]={each} is not valid; give whole numbers of at least 2, or none")
+    for place, length in enumerate(slices):
+        if whole(length, 0) < 2:
+            raise ConfigError(f"slices[{place}]={length} is not valid; give whole numbers of at least 2, or none")
     cluster = Cluster(hosts, links)
     wanted = None if families is None else set(families)
     _check_families(wanted)
@@ -196,8 +196,8 @@ def _families(
     for prediction in found:
         seen.setdefault(prediction.layout.family, prediction)
     best = found[0]
-    for name, each in seen.items():
-        yield Family(name, each, _parts(best) if each is best else _reason(each, best))
+    for name, prediction in seen.items():
+        yield Family(name, prediction, _parts(best) if prediction is best else _reason(prediction, best))
     for name, large in sorted(too_large.items(), key=lambda item: item[1].ratio):
         if name not in seen:
             yield Family(name, None, f"does not fit: {large}")

@@ -55,7 +55,7 @@ class Choice:
 
     def rank_bytes(self, costs: Costs) -> list[float]:
         """Bytes of each rank: parameters and their state, activations, a second gradient if stale."""
-        sizes = {stage: each.activation_bytes for stage, each in enumerate(self.stages(costs))}
+        sizes = {stage: cost.activation_bytes for stage, cost in enumerate(self.stages(costs))}
         factor = costs.state_factor + (self.reduction.mode == "stale")
         found = []
         for rank, actions in enumerate(self.order()):
@@ -126,11 +126,11 @@ class Plan:
 def link_seconds(choice: Choice, stages: Sequence[StageCosts]) -> float:
     """Seconds of a step that the busiest link is in use: reductions, outputs and their gradients."""
     used = [0.0] * choice.ranks
-    for stage, each in enumerate(stages):
-        used[stage % choice.ranks] += each.reduce_s
+    for stage, cost in enumerate(stages):
+        used[stage % choice.ranks] += cost.reduce_s
         if choice.ranks > 1 and stage < len(stages) - 1:
-            used[stage % choice.ranks] += choice.microbatches * each.send_s
-            used[(stage + 1) % choice.ranks] += choice.microbatches * each.send_s
+            used[stage % choice.ranks] += choice.microbatches * cost.send_s
+            used[(stage + 1) % choice.ranks] += choice.microbatches * cost.send_s
     return max(used)
 
 

@@ -203,7 +203,7 @@ def predict(model: Transformer, cluster: Cluster, layout: Layout) -> Prediction 
         return large
     times = [own.times(group) for group in own.groups]
     fill_s = sum(time.arrival_s for time in times)
-    owners = [own.owner(each, room) for each, room in zip(times, own.rooms(), strict=True)]
+    owners = [own.owner(time, room) for time, room in zip(times, own.rooms(), strict=True)]
     count = own.count if own.are_stages else 1
     items = spread(owners, model.layers if own.are_stages else own.total, count, fill_s)
     if items is None:

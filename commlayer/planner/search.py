@@ -104,8 +104,8 @@ def search(
             cannot be divided, or no plan within the memory; the error names what the smallest plan needs.
     """
     numbers = {"ranks": ranks, "microbatches": microbatches, "keep": keep}
-    numbers |= {f"buckets[{i}]": each for i, each in enumerate(buckets)}
-    numbers |= {f"chunks[{i}]": each for i, each in enumerate(chunks)}
+    numbers |= {f"buckets[{i}]": count for i, count in enumerate(buckets)}
+    numbers |= {f"chunks[{i}]": count for i, count in enumerate(chunks)}
     for name, value in numbers.items():
         if whole(value, 0) < 1:
             raise ConfigError(f"{name}={value} is not valid; give a whole number of at least 1")
@@ -165,7 +165,7 @@ def _fitting(costs: Costs, choice: Choice, memory_bytes: float) -> tuple[list[Ch
                 continue
             tried.append(replace(choice, cuts=found.cuts, recompute=found.recomputed))
     sizes = [plan.memory_bytes(costs) for plan in tried]
-    fitting = [each for each, size in zip(tried, sizes, strict=True) if size <= memory_bytes]
+    fitting = [plan for plan, size in zip(tried, sizes, strict=True) if size <= memory_bytes]
     return list(dict.fromkeys(fitting)), min(max(needed), *sizes)
 
 
@@ -208,11 +208,11 @@ def _choices_of(
     for share in FIRST_SHARES if chunks > 1 else (1.0,):
         shares = [share] * depth + [1.0] * (depth * (chunks - 1))
         cuts.setdefault(partition(costs, depth * chunks, Limits(shares=shares), overlap=True).cuts, share)
-    for each, share in cuts.items():
+    for cut, share in cuts.items():
         for group in groups:
             for reduction in reductions if replicas > 1 else [Reduction()]:
                 if share == 1.0 or reduction.mode == "deferred" or replicas == 1:
-                    yield Choice(depth, replicas, microbatches, chunks, group, reduction, recompute=(), cuts=each)
+                    yield Choice(depth, replicas, microbatches, chunks, group, reduction, recompute=(), cuts=cut)
 
 
 def _groups(depth: int, microbatches: int) -> list[int]:

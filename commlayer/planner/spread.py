@@ -35,8 +35,8 @@ def pipeline_s(owners: Sequence[Owner], items: Sequence[int], count: int, fill_s
     """Seconds of `count` micro-batches through the slowest owner b, and one unit through each other:
     count t_b + sum over s != b of t'_s + fill_s (TeraPipe's T, arXiv 2102.07988, for unequal stages)."""
     pairs = list(zip(owners, items, strict=True))
-    times = [each.item_s * n + each.fixed_s for each, n in pairs]
-    fills = [each.fill_item_s * n + each.fill_fixed_s for each, n in pairs]
+    times = [owner.item_s * n + owner.fixed_s for owner, n in pairs]
+    fills = [owner.fill_item_s * n + owner.fill_fixed_s for owner, n in pairs]
     slowest = max(times)
     of_slowest = max(fill for time, fill in zip(times, fills, strict=True) if time >= slowest * (1 - 1e-12))
     return count * slowest + math.fsum(fills) - of_slowest + fill_s
@@ -86,7 +86,7 @@ def even(weights: Sequence[tuple[float, float]], total: int) -> tuple[tuple[int,
 
 
 def _links_s(owners: Sequence[Owner], items: Sequence[int]) -> float:
-    return max(each.link_item_s * n + each.link_fixed_s for each, n in zip(owners, items, strict=True))
+    return max(owner.link_item_s * n + owner.link_fixed_s for owner, n in zip(owners, items, strict=True))
 
 
 def _most(item: float, fixed: float, bound: float, most: int) -> int:
@@ -112,7 +112,7 @@ def _within(owners: Sequence[Owner], total: int, count: int, most: Sequence[int]
     )
 
     def has_room(top: tuple[float, int, int]) -> bool:
-        limits = [_most(each.item_s, each.fixed_s, top[0], most[place]) for place, each in enumerate(owners)]
+        limits = [_most(owner.item_s, owner.fixed_s, top[0], most[place]) for place, owner in enumerate(owners)]
         return min(limits) >= 1 and sum(min(limit, total) for limit in limits) >= total
 
     fixed_s = math.fsum(owner.fill_fixed_s for owner in owners)
@@ -123,7 +123,7 @@ def _within(owners: Sequence[Owner], total: int, count: int, most: Sequence[int]
         items = _rest(owners, total, top, most, order)
         if items is None:
             continue
-        fills = math.fsum(each.fill_item_s * n for each, n in zip(owners, items, strict=True)) + fixed_s
+        fills = math.fsum(owner.fill_item_s * n for owner, n in zip(owners, items, strict=True)) + fixed_s
         own = owners[top[1]]
         value = count * top[0] + fills - own.fill_item_s * top[2] - own.fill_fixed_s
         if value < best:

@@ -216,7 +216,7 @@ class DeferredStep:
         arriving = {parameter for reduction in reductions for parameter in reduction.gradients}
         self._shared = others_hold([parameter for parameter in own if parameter in arriving], own)
         if self._shared:
-            first = next(number for number, each in enumerate(own) if each in self._shared)
+            first = next(number for number, parameter in enumerate(own) if parameter in self._shared)
             self._tell(
                 f"the memory of {len(self._shared)} parameters is held by another tensor, as a view or .data, which "
                 f"reads it unnoticed: the first is parameter {first} of the optimizer, {tuple(own[first].shape)}"

@@ -50,8 +50,8 @@ def interleaved(ranks: int, microbatches: int, chunks: int, group: int | None = 
     ]
     order = []
     for rank in range(ranks):
-        forwards = [Action("F", rank + chunk * ranks, each) for chunk, each in passes]
-        backwards = [Action("B", rank + (chunks - 1 - chunk) * ranks, each) for chunk, each in passes]
+        forwards = [Action("F", rank + chunk * ranks, microbatch) for chunk, microbatch in passes]
+        backwards = [Action("B", rank + (chunks - 1 - chunk) * ranks, microbatch) for chunk, microbatch in passes]
         order.append(_alternate(forwards, backwards, 2 * (ranks - 1 - rank) + (chunks - 1) * group))
     return order
 
@@ -64,8 +64,8 @@ def breadth_first(ranks: int, microbatches: int, chunks: int) -> list[list[Actio
     _check(ranks, microbatches, chunks)
     passes = [(chunk, microbatch) for chunk in range(chunks) for microbatch in range(microbatches)]
     return [
-        [Action("F", rank + chunk * ranks, each) for chunk, each in passes]
-        + [Action("B", rank + chunk * ranks, each) for chunk, each in reversed(passes)]
+        [Action("F", rank + chunk * ranks, microbatch) for chunk, microbatch in passes]
+        + [Action("B", rank + chunk * ranks, microbatch) for chunk, microbatch in reversed(passes)]
         for rank in range(ranks)
     ]
 

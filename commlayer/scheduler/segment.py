@@ -29,7 +29,7 @@ class _Buffer:
             sum(parameter.numel() for parameter in parameters), dtype=first.dtype, device=first.device
         )
         parts = self.flat.split([parameter.numel() for parameter in parameters])
-        self.views = [gradient_view(part, each) for part, each in zip(parts, parameters, strict=True)]
+        self.views = [gradient_view(part, parameter) for part, parameter in zip(parts, parameters, strict=True)]
         self.reduction: PendingReduction | None = None
         """The last one."""
 

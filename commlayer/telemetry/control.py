@@ -104,7 +104,7 @@ class Mailbox:
 
     def applied(self, change: Change, hook: Any, step: int) -> None:
         """A hook has applied the change before this step."""
-        others = [at_s for each, at_s in meter.hooks().items() if each is not hook and each.changed < change.number]
+        others = [at_s for other, at_s in meter.hooks().items() if other is not hook and other.changed < change.number]
         if not others:
             self.drop(change.number)
         with self._lock:

@@ -35,17 +35,17 @@ def listing(found: Sequence[Captured], key: bytes | None, limit: int = 0) -> Ite
     yield from LEGEND
     yield HEADING
     tags = set()
-    for each, good in _verified(found, key, limit):
+    for captured, good in _verified(found, key, limit):
         tags.add(good)
-        packet = each.packet
+        packet = captured.packet
         kind = KINDS.get(packet.kind, str(packet.kind))
         flags = "".join(letter for name, letter in FLAGS.items() if getattr(packet, name))
         if kind == "ACK" and packet.signature:
             flags += f"m{packet.signature}"  # packets marked by switches so far, modulo 4096
-        way = f"{ends[each.sender]}>{ends[each.receiver]}"
+        way = f"{ends[captured.sender]}>{ends[captured.receiver]}"
         message = f"{packet.group}/{packet.sequence}/{packet.index}"
         tag = {True: "ok", False: "BAD", None: "?"}[good]
-        time_ms = (each.time_s - found[0].time_s) * 1e3
+        time_ms = (captured.time_s - found[0].time_s) * 1e3
         yield (
             f"{time_ms:9.3f} {way:<6} {kind:<8} {packet.priority} {message:<15} {packet.offset:>9} {packet.length:>5} "
             f"{packet.number:>8} {flags:<6} {tag}"
@@ -60,16 +60,16 @@ def objects(found: Sequence[Captured], key: bytes | None, limit: int = 0) -> lis
     """The first `limit` packets as values for JSON; 0: all. `tag_ok` is null where the tag was not checked."""
     return [
         {
-            "time_s": each.time_s,
-            "from": _text(each.sender),
-            "to": _text(each.receiver),
-            "kind": KINDS.get(each.packet.kind, str(each.packet.kind)),
-            **{name: int(getattr(each.packet, name)) for name in NAMES},
-            "flags": [name for name in FLAGS if getattr(each.packet, name)],
-            "tag": f"{each.packet.tag:016x}",
+            "time_s": captured.time_s,
+            "from": _text(captured.sender),
+            "to": _text(captured.receiver),
+            "kind": KINDS.get(captured.packet.kind, str(captured.packet.kind)),
+            **{name: int(getattr(captured.packet, name)) for name in NAMES},
+            "flags": [name for name in FLAGS if getattr(captured.packet, name)],
+            "tag": f"{captured.packet.tag:016x}",
             "tag_ok": good,
         }
-        for each, good in _verified(found, key, limit)
+        for captured, good in _verified(found, key, limit)
     ]
 
 

@@ -56,10 +56,16 @@ def plain(file: ConfigFile, found: dict[str, dict[str, Found]], *, only_changed:
     return {
         "file": file.path or None,
         "settings": [
-            {"section": section, "name": name, "value": each.value, "source": each.source, "where": each.where or None}
+            {
+                "section": section,
+                "name": name,
+                "value": setting.value,
+                "source": setting.source,
+                "where": setting.where or None,
+            }
             for section, settings in found.items()
-            for name, each in settings.items()
-            if not only_changed or each.source != "default"
+            for name, setting in settings.items()
+            if not only_changed or setting.source != "default"
         ],
     }
 
@@ -70,16 +76,21 @@ def show(file: ConfigFile, found: dict[str, dict[str, Found]], out: Console, *, 
         f"file: {file.path or 'none (COMMLAYER_CONFIG is not set, and there is no ./commlayer.toml)'}", soft_wrap=True
     )
     for section in SECTIONS:
-        entries = {name: each for name, each in found[section].items() if not only_changed or each.source != "default"}
+        entries = {
+            name: setting for name, setting in found[section].items() if not only_changed or setting.source != "default"
+        }
         if not entries:
             continue
         table = Table(box=None, padding=(0, 2, 0, 0), title=f"\n[{section}]", title_justify="left", show_header=False)
         for column in ("setting", "value", "source"):
             table.add_column(column, overflow="fold")
-        for name, each in entries.items():
-            style = "bold" if each.source != "default" else None
+        for name, setting in entries.items():
+            style = "bold" if setting.source != "default" else None
             table.add_row(
-                name, _shown(each.value), each.where if each.source == "environment" else each.source, style=style
+                name,
+                _shown(setting.value),
+                setting.where if setting.source == "environment" else setting.source,
+                style=style,
             )
         out.print(table)
     count = sum(setting.source == "file" for settings in found.values() for setting in settings.values())

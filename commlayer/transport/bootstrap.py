@@ -278,11 +278,11 @@ def connect(
             description |= {"job": job, "key": key.hex(), "paired": paired, "group": root.add(_GROUPS_KEY, 1)}
         members.hosts = dict(engine.hosts)
         answers = rendezvous.exchange("describe", json.dumps(description).encode())
-        descriptions = [read_description(each, members, rank) for rank, each in enumerate(answers)]
+        descriptions = [read_description(answer, members, rank) for rank, answer in enumerate(answers)]
         members.hosts = {  # a rank without the engine tells none
-            number: str(each["hostname"])
-            for number, each in zip(members.ranks, descriptions, strict=True)
-            if each.get("hostname")
+            number: str(told["hostname"])
+            for number, told in zip(members.ranks, descriptions, strict=True)
+            if told.get("hostname")
         }
         engine.hosts |= members.hosts
         agree(members, [told["settings"] for told in descriptions], ConfigError)
@@ -321,7 +321,7 @@ def settle(rendezvous: Rendezvous, config: Config) -> None:
     described = json.dumps({"format": FORMAT, "settings": config.common() | shared(), "policy": {}}).encode()
     try:
         answers = rendezvous.exchange("describe", described)
-        values = [read_description(each, rendezvous.members, rank) for rank, each in enumerate(answers)]
+        values = [read_description(answer, rendezvous.members, rank) for rank, answer in enumerate(answers)]
         agree(rendezvous.members, [value["settings"] for value in values], ConfigError)
     except Exception as error:
         rendezvous.give_up(error)
@@ -333,8 +333,8 @@ def agree(members: Members, values: Sequence[Mapping[str, object]], kind: type[C
     commlayer may have other entries."""
     for what in dict.fromkeys(what for entries in values for what in entries):
         ranks: dict[object, list[int]] = {}
-        for rank, each in enumerate(values):
-            value = each.get(what, "not set")
+        for rank, entries in enumerate(values):
+            value = entries.get(what, "not set")
             ranks.setdefault(str(value) if isinstance(value, (list, dict)) else value, []).append(rank)
         if len(ranks) > 1:
             told = "; ".join(f"{value or repr(value)} on {members.names(which)}" for value, which in ranks.items())

@@ -154,10 +154,10 @@ def _differing(
         at = {rank: of_rank[number] for rank, of_rank in sorted(calls.items()) if number in of_rank}
         is_failed = call is not None and number == call.sequence
         parties: dict[str, list[int]] = {}
-        for rank, each in at.items():
+        for rank, heard in at.items():
             # Ranks may rightly have had unequal parts in earlier calls.
-            sized = each["key"][0] in SIZED or is_failed
-            parties.setdefault(json.dumps([each["key"], each["elements"] if sized else None]), []).append(rank)
+            sized = heard["key"][0] in SIZED or is_failed
+            parties.setdefault(json.dumps([heard["key"], heard["elements"] if sized else None]), []).append(rank)
         if len(parties) > 1:
             told = [f"{name_ranks(party, ranks)} called {at[party[0]]['text']}" for party in parties.values()]
             smallest = min(parties.values(), key=lambda party: (len(party), -party[0]))

@@ -29,8 +29,8 @@ SPIN_US = 60
 def group_hosts(descriptions: Sequence[dict[str, Any]]) -> tuple[tuple[int, ...], ...]:
     """Group ranks by host. A rank with shared memory turned off is a host of its own."""
     hosts: dict[str, list[int]] = {}
-    for rank, each in enumerate(descriptions):
-        hosts.setdefault(each["host"] if each["shm"] else f"rank {rank}", []).append(rank)
+    for rank, description in enumerate(descriptions):
+        hosts.setdefault(description["host"] if description["shm"] else f"rank {rank}", []).append(rank)
     return tuple(tuple(ranks) for ranks in hosts.values())
 
 

@@ -131,7 +131,7 @@ def _metric(name: str, kind: str, help_text: str, values: Values) -> Iterator[st
     yield f"# HELP {PREFIX}_{name} {help_text}"
     yield f"# TYPE {PREFIX}_{name} {kind}"
     for labels, value in values:
-        told = ",".join(f'{label}="{_escaped(str(each))}"' for label, each in labels.items())
+        told = ",".join(f'{label}="{_escaped(str(content))}"' for label, content in labels.items())
         yield f"{PREFIX}_{name}{{{told}}} {value:.9g}" if value % 1 else f"{PREFIX}_{name}{{{told}}} {value:.0f}"
 
 

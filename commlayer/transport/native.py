@@ -376,8 +376,8 @@ class Engine:
         names = [name for name, _ in ffi.typeof("struct cl_path_stats").fields]
         remotes = self._remotes.get(peer, ())
         return [
-            {"rank": peer, **{name: int(getattr(each, name)) for name in names}, **self._addresses(remotes[i : i + 1])}
-            for i, each in enumerate(room[0:count])
+            {"rank": peer, **{name: int(getattr(path, name)) for name in names}, **self._addresses(remotes[i : i + 1])}
+            for i, path in enumerate(room[0:count])
         ]
 
     def peers(self) -> list[int]:

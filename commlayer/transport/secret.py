@@ -75,8 +75,8 @@ def check_secrets(descriptions: Sequence[Mapping[str, Any]], members: Members, s
     """Raises ConfigError, which names the ranks whose secret is not this rank's."""
     others = [
         other
-        for other, each in enumerate(descriptions)
-        if each.get("secret", "") != fingerprint(secret, str(each.get("life")))
+        for other, description in enumerate(descriptions)
+        if description.get("secret", "") != fingerprint(secret, str(description.get("life")))
     ]
     if others:
         raise ConfigError(

@@ -212,8 +212,8 @@ class StallWatch:
         one does not answer."""
         groups = [found for group in self._groups if (found := group()) is not None]
         running = [group.oldest() for group in groups]
-        for each, call in zip(groups, running, strict=True):
-            each.follow(call, self.stall_s)
+        for group, call in zip(groups, running, strict=True):
+            group.follow(call, self.stall_s)
         latest = [group.calls.collectives[-1].submitted_s for group in groups if group.calls.collectives]
         if not any(running) and time.monotonic() - max(latest, default=self._begun_s) >= self.stall_s / 2:
             for group in groups:

@@ -73,7 +73,7 @@ class Survivors:
             elif not (leaves and texts) and all(theirs == gone for theirs in texts.values()):
                 self._store.compare_set("verdict", "", json.dumps(sorted(gone)))
             elif time.monotonic() > end:
-                late = ", ".join(str(each) for each, theirs in sorted(texts.items()) if theirs != gone)
+                late = ", ".join(str(member) for member, theirs in sorted(texts.items()) if theirs != gone)
                 raise OperationTimeoutError(
                     f"rank {self._own}: rank(s) {late} did not agree within {timeout_s:g} s on the ranks that are gone "
                     f"({sorted(gone)} so far); look at their logs and stacks"

@@ -74,20 +74,22 @@ def tensors_of(state: State) -> dict[str, Tensor]:
         }
     else:
         found = state
-    for name, each in found.items():
-        if not isinstance(each, Tensor) or each.layout != torch.strided or hasattr(each, "device_mesh"):
+    for name, tensor in found.items():
+        if not isinstance(tensor, Tensor) or tensor.layout != torch.strided or hasattr(tensor, "device_mesh"):
             raise ConfigError(
-                f"{name} is {type(each).__name__}: publish and apply take dense, whole tensors; pass a dict of those, "
-                f"as torch's get_model_state_dict(full_state_dict=True) makes it of a sharded model"
+                f"{name} is {type(tensor).__name__}: publish and apply take dense, whole tensors; pass a dict of "
+                f"those, as torch's get_model_state_dict(full_state_dict=True) makes it of a sharded model"
             )
-        if each.dtype not in NAME_OF or each.is_meta:
-            raise ConfigError(f"{name} is a tensor of {each.dtype} on {each.device}; use one of {', '.join(DTYPES)}")
-        if own is not None and each.numel() and _storage(each) not in own:
+        if tensor.dtype not in NAME_OF or tensor.is_meta:
+            raise ConfigError(
+                f"{name} is a tensor of {tensor.dtype} on {tensor.device}; use one of {', '.join(DTYPES)}"
+            )
+        if own is not None and tensor.numel() and _storage(tensor) not in own:
             raise ConfigError(
                 f"{name} of the model's state_dict() is neither a parameter nor a buffer, but a copy, as an extra "
                 f"state is, or what FSDP makes of its shards: pass a dict of tensors, and load them yourself"
             )
-    return {name: each.detach() for name, each in found.items()}
+    return {name: tensor.detach() for name, tensor in found.items()}
 
 
 class Layout:
@@ -122,10 +124,10 @@ class Layout:
         """That of these tensors."""
         entries: list[Entry] = []
         seen: dict[Any, int] = {}
-        for number, (name, each) in enumerate(tensors.items()):
-            key = (each.data_ptr(), each.dtype, each.shape, each.stride()) if each.numel() else number
+        for number, (name, tensor) in enumerate(tensors.items()):
+            key = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()) if tensor.numel() else number
             same = seen.setdefault(key, number)
-            entries.append(Entry(name, NAME_OF[each.dtype], tuple(each.shape), -1 if same == number else same))
+            entries.append(Entry(name, NAME_OF[tensor.dtype], tuple(tensor.shape), -1 if same == number else same))
         return cls(entries)
 
     @classmethod
@@ -218,9 +220,9 @@ def overlaps(tensors: Mapping[str, Tensor]) -> list[tuple[str, str]]:
     """Pairs of tensors whose memory overlaps, or whose values lie between each other's. Each such tensor is in one of
     them at least."""
     spans = sorted(
-        (str(each.device), each.data_ptr(), each.data_ptr() + _extent(each), name)
-        for name, each in tensors.items()
-        if each.numel()
+        (str(tensor.device), tensor.data_ptr(), tensor.data_ptr() + _extent(tensor), name)
+        for name, tensor in tensors.items()
+        if tensor.numel()
     )
     found: list[tuple[str, str]] = []
     widest = ("", 0, 0, "")

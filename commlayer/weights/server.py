@@ -251,7 +251,7 @@ class Server:
     def _look(self) -> None:
         """Forgets readers whose connections have ended."""
         ended = set(self._door.look())
-        for reader in [each for each, descriptor in self._readers.items() if descriptor in ended]:
+        for reader in [identity for identity, descriptor in self._readers.items() if descriptor in ended]:
             self._forget(reader)
 
     def _forget(self, reader: bytes) -> None:

@@ -323,7 +323,7 @@ class Subscription:
             if is_follower and self._before is not None:
                 before = layout.views(self._before.memory)
             else:
-                before = {name: each.clone() for name, each in targets.items()}
+                before = {name: tensor.clone() for name, tensor in targets.items()}
             done: list[str] = []
             try:
                 for name, source in sources.items():

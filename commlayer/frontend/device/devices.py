@@ -119,7 +119,7 @@ class Devices:
         # on_host keeps places, not tensors: the caller's must be free once its stream has them.
         place = {id(leaf): number for number, leaf in enumerate((*read, *written))}
         places = {at: ([place[id(leaf)] for leaf in leaves], spec) for at, (leaves, spec) in given.items()}
-        others = [None if at in places else each for at, each in enumerate(args)]
+        others = [None if at in places else argument for at, argument in enumerate(args)]
 
         def on_host(host_read: Sequence[Tensor], host_written: Sequence[Tensor]) -> Work:
             host, moved = (*host_read, *host_written), list(others)

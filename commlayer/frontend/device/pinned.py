@@ -287,7 +287,10 @@ class PinnedCopies:
                 self._collectives.popleft()
         while nbytes > 0 and self._limit_bytes is not None:
             with self._lock:
-                if not self._collectives or sum(each for _, each in self._collectives) + nbytes <= self._limit_bytes:
+                if (
+                    not self._collectives
+                    or sum(held_bytes for _, held_bytes in self._collectives) + nbytes <= self._limit_bytes
+                ):
                     return
                 oldest, _ = self._collectives.popleft()
             oldest.finish()

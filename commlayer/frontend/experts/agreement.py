@@ -24,7 +24,7 @@ def check(group: dist.ProcessGroup, caller: str, kind: str, fault: str, heard: S
     or another kind, as MismatchError."""
     if fault:
         raise ConfigError(f"{who(group)}: {caller}: {fault}")
-    kinds = [each for _, each in heard]
+    kinds = [told for _, told in heard]
     usual = max(kinds, key=kinds.count)
     for rank, (is_faulty, own) in enumerate(heard):
         if is_faulty:

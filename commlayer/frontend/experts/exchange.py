@@ -114,23 +114,29 @@ class Exchange(torch.autograd.Function):
         ctx.routes = routes
         outputs = _exchanged(routes, tensors)
         needed = ctx.needs_input_grad[1:]
-        ctx.mark_non_differentiable(*(each for each, is_needed in zip(outputs, needed, strict=True) if not is_needed))
+        ctx.mark_non_differentiable(
+            *(output for output, is_needed in zip(outputs, needed, strict=True) if not is_needed)
+        )
         return outputs
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
         needed = ctx.needs_input_grad[1:]
-        pairs = [(route.back, each) for route, each, needs in zip(ctx.routes, gradients, needed, strict=True) if needs]
-        found = iter(_exchanged([route for route, _ in pairs], [each for _, each in pairs]))
+        pairs = [
+            (route.back, gradient)
+            for route, gradient, needs in zip(ctx.routes, gradients, needed, strict=True)
+            if needs
+        ]
+        found = iter(_exchanged([route for route, _ in pairs], [gradient for _, gradient in pairs]))
         return None, *(next(found) if needs else None for needs in needed)
 
 
 def _exchanged(routes: Sequence[Route], tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     outputs, works = [], []
-    for route, each in zip(routes, tensors, strict=True):
-        outputs.append(each.new_empty((sum(route.received), *each.shape[1:])))
-        works.append(start(outputs[-1], each.detach().contiguous(), route, async_op=len(tensors) > 1))
+    for route, tensor in zip(routes, tensors, strict=True):
+        outputs.append(tensor.new_empty((sum(route.received), *tensor.shape[1:])))
+        works.append(start(outputs[-1], tensor.detach().contiguous(), route, async_op=len(tensors) > 1))
     for work in works:
         work.wait()
     return tuple(outputs)

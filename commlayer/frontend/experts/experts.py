@@ -75,7 +75,7 @@ def dispatch(
     chosen = group_of(group, CALLER)
     size, rank = chosen.size(), chosen.rank()
     fault = _fault(tokens, expert_ids, weights, num_experts, size) or fault_of(policy, tokens.dtype)
-    grads = [name for name, each in (("tokens", tokens), ("weights", weights)) if each.requires_grad]
+    grads = [name for name, tensor in (("tokens", tokens), ("weights", weights)) if tensor.requires_grad]
     told = Told(
         f"{tokens.dtype} tokens of shape {tuple(tokens.shape[1:])} with {weights.dtype} weights, {num_experts} "
         f"experts, codec {getattr(policy, 'codec', None)!r}, gradients of {' and '.join(grads) or 'nothing'}",

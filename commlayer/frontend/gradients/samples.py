@@ -46,7 +46,7 @@ def weight_of(samples: Callable[[], float], group: dist.ProcessGroup, device: to
     size, rank = group.size(), group.rank()
     with priority(0), labelled("samples"):
         counts = largest_of(group, _at(rank, [count if is_count else -1.0], size), device)
-        wrong = [each for each, found in enumerate(counts) if found < 0]
+        wrong = [place for place, found in enumerate(counts) if found < 0]
         if wrong:
             quoted = [float(byte) for byte in text.encode()[:TEXT_BYTES].ljust(TEXT_BYTES)]
             codes = largest_of(group, _at(rank, quoted, size), device)

@@ -100,7 +100,9 @@ class Shards:
             whole[len(buffer) :] = 0
         shard = self._kept(place.index, "shard", buffer, size)
         self._within_host(lambda: plain_reduce_scatter(_real(shard), _real(whole), group=self._within))
-        inside = [i for i, each in enumerate(parameters) if starts[i] < end and starts[i] + each.numel() > begin]
+        inside = [
+            i for i, parameter in enumerate(parameters) if starts[i] < end and starts[i] + parameter.numel() > begin
+        ]
         averaged = self._average(
             state,
             place,

@@ -233,7 +233,7 @@ class CommProcessGroup(dist.ProcessGroup):
     @placed(inputs=[1], outputs=[0])
     def reduce_scatter_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Work:
         opts = options_of(ReduceScatterOptions, opts)
-        pairs = [(output, [each]) for output, each in zip(outputs, inputs, strict=True)]
+        pairs = [(output, [tensor]) for output, tensor in zip(outputs, inputs, strict=True)]
         work = self._collectives.reduce_scatter(pairs, opts)
         return work or self._fallback.reduce_scatter_single_coalesced(outputs, inputs, opts)
 
@@ -273,7 +273,7 @@ class CommProcessGroup(dist.ProcessGroup):
     @placed(inputs=[1], outputs=[0])
     def all_gather_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Work:
         opts = options_of(AllgatherOptions, opts)
-        pairs = [([output], each) for output, each in zip(outputs, inputs, strict=True)]
+        pairs = [([output], tensor) for output, tensor in zip(outputs, inputs, strict=True)]
         work = self._collectives.all_gather(pairs, opts)
         return work or self._fallback.all_gather_single_coalesced(outputs, inputs, opts)
 

@@ -185,12 +185,12 @@ class Collectives:
         operations: list[Operation] = []
         memory = [*inputs]
         target = space([output], kind.wide)
-        for root, each in enumerate(inputs):
-            part = contribution([each], kind, opts.reduceOp)
+        for root, tensor in enumerate(inputs):
+            part = contribution([tensor], kind, opts.reduceOp)
             if root == self._rank:
                 with torch.no_grad():
                     part = target.view(-1).copy_(part.view(-1))
-            operations += self._submitter.collective("reduce", kind, each.numel(), part, part, root)
+            operations += self._submitter.collective("reduce", kind, tensor.numel(), part, part, root)
             memory.append(part)
         call = Call.of("reduce_scatter", inputs, [output], reduction=kind.reduction)
         copies = [] if target is output else [(target, [output])]
@@ -213,19 +213,19 @@ class Collectives:
         if coding is not None:
             kind = reduction_kind([pairs[0][1]], dist.ReduceOp(dist.ReduceOp.SUM))
             self._check_coding("all-gather", kind, pairs[0][1], pairs[0][0][0], coding)
-        if kind is None or not self._are_shards((each, outputs) for outputs, each in pairs):
+        if kind is None or not self._are_shards((shard, outputs) for outputs, shard in pairs):
             return None
         operations, memory, copies = [], [], []
-        for outputs, each in pairs:
-            source, target = flatten([each]), space(outputs)
+        for outputs, shard in pairs:
+            source, target = flatten([shard]), space(outputs)
             operations += self._submitter.collective(
-                "all_gather", kind, each.numel(), source, target, pair=coding and coding.pair
+                "all_gather", kind, shard.numel(), source, target, pair=coding and coding.pair
             )
             memory += [source, target, *outputs]
             if target is not outputs[0]:
                 copies.append((target, outputs))
         results = [output for outputs, _ in pairs for output in outputs]
-        call = Call.of("all_gather", [each for _, each in pairs], results)
+        call = Call.of("all_gather", [shard for _, shard in pairs], results)
         priority, key = (policy or self._policy).priority, _key_of(operations, coding)
         return self._submitter.start(call, operations, opts, results, memory, copies, priority=priority, codec_key=key)
 

@@ -66,7 +66,7 @@ def _value(hint: Any, value: object, name: str) -> object:
         if not isinstance(value, list):
             raise ConfigError(f"{name} = {value!r}: expected a list, or tables written as [[{name}]]")
         part = typing.get_args(hint)[0]
-        return tuple(_value(part, each, f"{name}[{number}]") for number, each in enumerate(value))
+        return tuple(_value(part, item, f"{name}[{number}]") for number, item in enumerate(value))
     if typing.get_origin(hint) is typing.Literal:
         choices = typing.get_args(hint)
         check(value in choices, name, value, f"expected one of {', '.join(map(str, choices))}")

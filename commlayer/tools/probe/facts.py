@@ -97,15 +97,15 @@ def notes(facts: Mapping[str, Mapping[str, Any]], rates_bps: Mapping[str, float]
 
 def _buffer_notes(facts: Mapping[str, Mapping[str, Any]], rates_bps: Mapping[str, float]) -> list[str]:
     by_advice: dict[str, list[str]] = {}
-    for host, each in facts.items():
-        text = buffer_advice(each["receive_buffer_bytes"], each["send_buffer_bytes"])
+    for host, fact in facts.items():
+        text = buffer_advice(fact["receive_buffer_bytes"], fact["send_buffer_bytes"])
         if text and rates_bps.get(host, 0.0) >= _FAST_BPS:
             by_advice.setdefault(text, []).append(host)
     return [f"{joined(hosts)}: {text}" for text, hosts in by_advice.items()]
 
 
 def _cpu_notes(facts: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    slow = [host for host, each in facts.items() if each["governor"] in _SLOW_GOVERNORS]
+    slow = [host for host, fact in facts.items() if fact["governor"] in _SLOW_GOVERNORS]
     if not slow:
         return []
     governor = facts[slow[0]]["governor"]
@@ -119,7 +119,7 @@ def _unlike_notes(facts: Mapping[str, Mapping[str, Any]]) -> list[str]:
     names = dict.fromkeys(name for fact in facts.values() for name in fact["nics"])
     for name in names:
         for what, unit in (("speed_mbit_s", " Mbit/s"), ("mtu", " bytes MTU"), ("driver", " as its driver")):
-            values = {host: each["nics"][name][what] for host, each in facts.items() if name in each["nics"]}
+            values = {host: fact["nics"][name][what] for host, fact in facts.items() if name in fact["nics"]}
             usual = max(values.values(), key=list(values.values()).count)
             unlike: dict[Any, list[str]] = {}
             for host, value in values.items():

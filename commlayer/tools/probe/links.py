@@ -39,14 +39,14 @@ def lossy(flows: Sequence[Flow], *, is_loose: bool = False) -> list[Flow]:
     if not bursts or bursts == sent:
         return []
     expected = [flow.sent * bursts / sent for flow in flows]
-    distance = sum((flow.bursts - each) ** 2 / each for flow, each in zip(flows, expected, strict=True) if each > 0)
+    distance = sum((flow.bursts - due) ** 2 / due for flow, due in zip(flows, expected, strict=True) if due > 0)
     freedom = len(flows) - 1
     if distance < freedom + (1.5 if is_loose else 5.0) * (2 * freedom) ** 0.5:
         return []
     return [
         flow
-        for flow, each in zip(flows, expected, strict=True)
-        if flow.bursts > each and flow.lost >= _LOSS_LEAST * flow.sent
+        for flow, due in zip(flows, expected, strict=True)
+        if flow.bursts > due and flow.lost >= _LOSS_LEAST * flow.sent
     ]
 
 

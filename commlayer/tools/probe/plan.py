@@ -41,7 +41,7 @@ class Plan:
         for host in self.hosts:
             for nic in host.nics:
                 ends.setdefault(nic["address"], []).append((host.name, nic["ifname"]))
-        return {address: each for address, each in ends.items() if len({host for host, _ in each}) > 1}
+        return {address: places for address, places in ends.items() if len({host for host, _ in places}) > 1}
 
     def first_pass(self) -> list[list[Task]]:
         """Rounds of tasks: every pair in one direction, and then in the other."""

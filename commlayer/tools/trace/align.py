@@ -118,11 +118,11 @@ def _drifting(bounds: Matrix, clock: int, contradiction_ns: float, aligned: dict
     """The middle of the contradiction between a clock and those that are aligned. Its offset passed through this range:
     at one time it was at one end or beyond, at another time at the other end."""
     ranges: dict[int, tuple[float, float]] = {}
-    for other, each in aligned.items():
-        slack = each.uncertainty_ns or 0.0
-        low, high = ranges.get(each.reference, (-NEVER, NEVER))
-        low = max(low, each.offset_ns - slack - bounds[clock, other])
-        ranges[each.reference] = low, min(high, each.offset_ns + slack + bounds[other, clock])
+    for other, alignment in aligned.items():
+        slack = alignment.uncertainty_ns or 0.0
+        low, high = ranges.get(alignment.reference, (-NEVER, NEVER))
+        low = max(low, alignment.offset_ns - slack - bounds[clock, other])
+        ranges[alignment.reference] = low, min(high, alignment.offset_ns + slack + bounds[other, clock])
     for reference, (low, high) in sorted(ranges.items()):
         if np.isfinite(low) and np.isfinite(high):
             return Alignment(float(high + low) / 2, abs(float(high - low)) / 2, reference, contradiction_ns)

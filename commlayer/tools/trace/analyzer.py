@@ -26,8 +26,8 @@ def write(records: Sequence[Record], folder: Path, pickles: bool = False) -> int
         for record in flights:
             dump = dict(content(record.path, pickles))
             dump["pg_config"] = {
-                str(name): {"name": str(name), "desc": str(each["desc"]), "ranks": str(list(ranks_of(each["ranks"])))}
-                for name, each in dump["pg_config"].items()
+                str(name): {"name": str(name), "desc": str(group["desc"]), "ranks": str(list(ranks_of(group["ranks"])))}
+                for name, group in dump["pg_config"].items()
             }
             with whole_file(folder / f"flight_{record.rank}") as file:
                 pickle.dump(dump, file)

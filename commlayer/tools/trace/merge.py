@@ -36,7 +36,7 @@ def merged(records: Sequence[Record], alignments: Sequence[Alignment]) -> tuple[
     """The events of the trace, and the time in nanoseconds since 1970 at which their `ts` is 0."""
     tracks, events, slices = Tracks(), list[Event](), list[Slice]()
     flow_ids = itertools.count(1)
-    offsets = {id(record): round(each.offset_ns) for record, each in zip(records, alignments, strict=True)}
+    offsets = {id(record): round(alignment.offset_ns) for record, alignment in zip(records, alignments, strict=True)}
     by_rank: dict[int, list[Record]] = defaultdict(list)
     for record in records:
         by_rank[record.rank].append(record)
@@ -101,7 +101,7 @@ def _slices(records: Sequence[Record], shifts: Mapping[int, int], tracks: Tracks
     for place, ((name, base), spans) in enumerate(rows.items()):
         for number, row in enumerate(lanes(spans)):
             thread = tracks.thread(process, name + (f" +{number}" if number else ""), base + 10 * place + number)
-            drawn += [dataclasses.replace(each, thread=thread) for _, _, each in row]
+            drawn += [dataclasses.replace(bar, thread=thread) for _, _, bar in row]
     return drawn
 
 
@@ -141,9 +141,9 @@ def _steps(record: Record, shift_ns: int, tracks: Tracks, process: int) -> Itera
     if len(record.steps) < 2:
         return
     where = {"pid": process, "tid": tracks.thread(process, "steps", STEPS_PLACE)}
-    for before, each in itertools.pairwise(record.steps):
-        span = {"ts": (before.ended_ns + shift_ns) / 1000, "dur": (each.ended_ns - before.ended_ns) / 1000}
-        yield {"ph": "X", "cat": "commlayer", "name": f"step {each.number}", **where, **span}
+    for before, step in itertools.pairwise(record.steps):
+        span = {"ts": (before.ended_ns + shift_ns) / 1000, "dur": (step.ended_ns - before.ended_ns) / 1000}
+        yield {"ph": "X", "cat": "commlayer", "name": f"step {step.number}", **where, **span}
 
 
 def _paths(record: Record, shift_ns: int, tracks: Tracks, process: int) -> Iterator[Event]:
@@ -195,7 +195,7 @@ def _arrows(slices: Sequence[Slice], ids: Iterator[int]) -> Iterator[Event]:
 
 def _arrow(name: str, stops: Sequence[tuple[Slice, int]], number: int) -> Iterator[Event]:
     last = len(stops) - 1
-    for place, (each, time) in enumerate(stops):
+    for place, (bar, time) in enumerate(stops):
         phase = "s" if place == 0 else "f" if place == last else "t"
-        where = {"pid": each.process, "tid": each.thread, "ts": time / 1000}
+        where = {"pid": bar.process, "tid": bar.thread, "ts": time / 1000}
         yield {"ph": phase, "cat": "commlayer", "name": name, "id": number, "bp": "e", **where}

@@ -51,15 +51,15 @@ def shared(records: Sequence[Record]) -> dict[Key, list[Member]]:
     """The operations in several files by name. A message has the files of one rank."""
     found: dict[Key, list[Member]] = defaultdict(list)
     for number, record in enumerate(records):
-        for key, each in unique([(operation.key, operation) for operation in record.operations]):
-            found[key].append((number, each))
+        for key, call in unique([(operation.key, operation) for operation in record.operations]):
+            found[key].append((number, call))
     return {key: members for key, members in found.items() if len(members) > 1}
 
 
 def unique(items: Sequence[tuple[K, Operation]]) -> list[tuple[K, Operation]]:
     """Those whose key occurs once: a later group of the same name begins to count from 1 again."""
     counts = Counter(key for key, _ in items)
-    return [(key, each) for key, each in items if counts[key] == 1]
+    return [(key, item) for key, item in items if counts[key] == 1]
 
 
 def message_pairs(operations: Iterable[Operation]) -> list[tuple[Operation, Operation]]:
@@ -76,7 +76,11 @@ def message_pairs(operations: Iterable[Operation]) -> list[tuple[Operation, Oper
             )
     received = dict(unique(sides["receive"]))
     pairs = [(sent, received[key]) for key, sent in unique(sides["send"]) if key in received]
-    return [(sent, each) for sent, each in pairs if (each.group, each.ranks, each.rank, each.tag) not in wild]
+    return [
+        (sent, reached)
+        for sent, reached in pairs
+        if (reached.group, reached.ranks, reached.rank, reached.tag) not in wild
+    ]
 
 
 def _same_call(found: Matrix, members: Sequence[Member]) -> None:
@@ -89,7 +93,7 @@ def _same_call(found: Matrix, members: Sequence[Member]) -> None:
 
 def _collective(found: Matrix, members: Sequence[Member]) -> None:
     name, root = members[0][1].name, members[0][1].root
-    if len({(each.name, each.root) for _, each in members}) > 1:
+    if len({(operation.name, operation.root) for _, operation in members}) > 1:
         return  # the ranks called different operations
     takers = [member for member in members if member[1].outputs or name == "barrier"]
     givers = [member for member in members if (member[1].inputs and member[1].nbytes) or name == "barrier"]
@@ -102,13 +106,17 @@ def _collective(found: Matrix, members: Sequence[Member]) -> None:
 
 
 def _bound(found: Matrix, later: Sequence[Member], earlier: Sequence[Member]) -> None:
-    ended = [(number, each.ended_ns + RESOLUTION_NS) for number, each in later if each.ended_ns is not None]
+    ended = [
+        (number, operation.ended_ns + RESOLUTION_NS) for number, operation in later if operation.ended_ns is not None
+    ]
     if ended and earlier:
         clocks, ends = zip(*ended, strict=True)
-        bound(found, clocks, ends, [number for number, _ in earlier], [each.submitted_ns for _, each in earlier])
+        bound(
+            found, clocks, ends, [number for number, _ in earlier], [operation.submitted_ns for _, operation in earlier]
+        )
 
 
 def _is_even(members: Sequence[Member]) -> bool:
     """Whether all ranks send and receive the same number of elements: a sign that their parts are equal."""
-    counts = {each.inputs for _, each in members} | {each.outputs for _, each in members}
+    counts = {operation.inputs for _, operation in members} | {operation.outputs for _, operation in members}
     return len(counts) == 1 and counts != {0}

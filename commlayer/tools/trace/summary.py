@@ -24,32 +24,38 @@ def table(records: Sequence[Record], alignments: Sequence[Alignment]) -> Iterato
     """A line for each file, of at most 80 columns."""
     yield f"{'rank':>4}  {'host':<14} {'clock moved by':>18}  {'uncertainty':>12}  file"
     hosts = _hosts(records)
-    for record, each in zip(records, alignments, strict=True):
-        moved = "reference" if each.is_reference else f"{each.offset_ns / 1e6:+.3f} ms"
-        sure = "" if each.is_reference else "unknown" if each.uncertainty_ns is None else f"±{_ms(each.uncertainty_ns)}"
+    for record, alignment in zip(records, alignments, strict=True):
+        moved = "reference" if alignment.is_reference else f"{alignment.offset_ns / 1e6:+.3f} ms"
+        sure = (
+            ""
+            if alignment.is_reference
+            else "unknown"
+            if alignment.uncertainty_ns is None
+            else f"±{_ms(alignment.uncertainty_ns)}"
+        )
         line = f"{record.rank:>4}  {_cut(hosts[record.rank], 14):<14} {moved:>18}  {sure:>12}  "
         yield line + _cut(record.path.name, max(WIDTH - len(line), 8))
 
 
 def warnings(records: Sequence[Record], alignments: Sequence[Alignment]) -> Iterator[str]:
     """Problems of the clocks, with their remedies."""
-    first = next((number for number, each in enumerate(alignments) if each.is_reference), None)
+    first = next((number for number, alignment in enumerate(alignments) if alignment.is_reference), None)
     alone, apart = [], defaultdict(list)
-    for number, (record, each) in enumerate(zip(records, alignments, strict=True)):
-        if each.drift_ns:
+    for number, (record, alignment) in enumerate(zip(records, alignments, strict=True)):
+        if alignment.drift_ns:
             yield (
                 f"rank {record.rank} ({record.path.name}): its bounds contradict those of other ranks by "
-                f"{_ms(each.drift_ns)}: its clock drifts or was set meanwhile, or the file is of another run; the "
+                f"{_ms(alignment.drift_ns)}: its clock drifts or was set meanwhile, or the file is of another run; the "
                 f"trace has it in the middle"
             )
-        if each.uncertainty_ns is None:
+        if alignment.uncertainty_ns is None:
             alone.append(number)
-        elif each.reference != first:
-            apart[each.reference].append(record.rank)
-        if abs(each.offset_ns) > STRANGE_NS:
+        elif alignment.reference != first:
+            apart[alignment.reference].append(record.rank)
+        if abs(alignment.offset_ns) > STRANGE_NS:
             yield (
-                f"rank {record.rank} ({record.path.name}): its clock differs by {abs(each.offset_ns) / 1e9:.0f} s from "
-                f"that of rank {records[each.reference].rank}; check that the files are of one run"
+                f"rank {record.rank} ({record.path.name}): its clock differs by {abs(alignment.offset_ns) / 1e9:.0f} s "
+                f"from that of rank {records[alignment.reference].rank}; check that the files are of one run"
             )
     if alone:
         yield (
@@ -67,12 +73,12 @@ def warnings(records: Sequence[Record], alignments: Sequence[Alignment]) -> Iter
 def values(records: Sequence[Record], alignments: Sequence[Alignment]) -> list[dict[str, Any]]:
     """The same, for JSON: one object for each rank."""
     hosts, found = _hosts(records), dict[int, dict[str, Any]]()
-    for record, each in zip(records, alignments, strict=True):
+    for record, alignment in zip(records, alignments, strict=True):
         moved = {
-            "offset_s": each.offset_ns / 1e9,
-            "uncertainty_s": None if each.uncertainty_ns is None else each.uncertainty_ns / 1e9,
-            "contradiction_s": each.drift_ns / 1e9,
-            "reference_rank": records[each.reference].rank,
+            "offset_s": alignment.offset_ns / 1e9,
+            "uncertainty_s": None if alignment.uncertainty_ns is None else alignment.uncertainty_ns / 1e9,
+            "contradiction_s": alignment.drift_ns / 1e9,
+            "reference_rank": records[alignment.reference].rank,
         }
         own = found.setdefault(record.rank, {"rank": record.rank, "host": hosts[record.rank], **moved, "files": []})
         own["files"].append({"path": str(record.path), "kind": record.kind, **moved})

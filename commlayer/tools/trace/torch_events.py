@@ -31,8 +31,8 @@ def moved(
     threads: dict[tuple[Any, Any], int] = {}
     numbers: dict[tuple[Any, ...], int] = {}
     rows = _rows(events)
-    for number, each in enumerate(events):
-        pid, tid = each.get("pid"), (each.get("tid"), rows.get(number, ""))
+    for number, entry in enumerate(events):
+        pid, tid = entry.get("pid"), (entry.get("tid"), rows.get(number, ""))
         if not isinstance(pid, int):  # "Spans", "Traces": events about the profile itself
             processes[pid] = process
         elif pid not in processes:
@@ -41,10 +41,10 @@ def moved(
         if (pid, tid) not in threads:
             title = names.get((pid, tid[0])) or (f"thread {tid[0]}" if isinstance(pid, int) else "profiler")
             threads[pid, tid] = tracks.thread(processes[pid], title + tid[1], THREADS_PLACE + len(threads))
-        event = {**each, "pid": processes[pid], "tid": threads[pid, tid]}
-        event["ts"] = (nanoseconds(each["ts"], record.base_ns) + shift_ns) / 1000
-        if each.get("ph") in NUMBERED and "id" in each:
-            key = each.get("cat"), each.get("name"), str(each["id"])
+        event = {**entry, "pid": processes[pid], "tid": threads[pid, tid]}
+        event["ts"] = (nanoseconds(entry["ts"], record.base_ns) + shift_ns) / 1000
+        if entry.get("ph") in NUMBERED and "id" in entry:
+            key = entry.get("cat"), entry.get("name"), str(entry["id"])
             if key not in numbers:
                 numbers[key] = next(ids)
             event["id"] = numbers[key]
@@ -61,11 +61,11 @@ def _rows(events: Sequence[Mapping[str, Any]]) -> dict[int, str]:
     """
     operations: dict[Any, list[tuple[int, int, int]]] = defaultdict(list)
     others: dict[Any, list[tuple[int, int, int]]] = defaultdict(list)
-    for number, each in enumerate(events):
-        if each.get("ph") == "X":
-            start = nanoseconds(each["ts"])
-            spans = operations if is_operation(each) else others
-            spans[each.get("pid"), each.get("tid")].append((start, start + nanoseconds(each.get("dur", 0)), number))
+    for number, event in enumerate(events):
+        if event.get("ph") == "X":
+            start = nanoseconds(event["ts"])
+            spans = operations if is_operation(event) else others
+            spans[event.get("pid"), event.get("tid")].append((start, start + nanoseconds(event.get("dur", 0)), number))
     found = {}
     for own in operations.values():
         for row, members in enumerate(lanes(own), 1):

@@ -181,7 +181,7 @@ def judged(tried: Sequence[Tried], again: Callable[[Tried], Tried]) -> Outcome:
 def _finalists(tried: Sequence[Tried]) -> list[int]:
     """The numbers of the arms that may be better than the default, in the order in which they are tested: of those that
     are about as fast as the best one, the mildest; then the others, the fastest first."""
-    finished = [(number, each.timing) for number, each in enumerate(tried) if each.is_finished]
+    finished = [(number, trial.timing) for number, trial in enumerate(tried) if trial.is_finished]
     medians = {number: timing.median_s for number, timing in finished if timing is not None}
     near_s = (1 + ABOUT) * min(medians.values())
     if medians[0] <= near_s:  # which changes least

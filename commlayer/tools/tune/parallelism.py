@@ -45,13 +45,13 @@ class Question:
         if not isinstance(content["host"], list):
             raise ConfigError("[host] is one table; write [[host]], once for each kind of host")
         hosts = []
-        for place, each in enumerate(content["host"]):
-            _check(each, f"[[host]] {place}", _HOST)
-            numbers = {key: _number(f"[[host]] {place}", key, value) for key, value in each.items()}
+        for place, host in enumerate(content["host"]):
+            _check(host, f"[[host]] {place}", _HOST)
+            numbers = {key: _number(f"[[host]] {place}", key, value) for key, value in host.items()}
             rank = Rank(1e12 * numbers["speed_tflops"], numbers["memory_gib"] * 2**30)
             for key in ("count", "ranks"):
                 if not float(numbers.get(key, 1)).is_integer() or numbers.get(key, 1) < 1:
-                    raise ConfigError(f"[[host]] {place}: {key}={each[key]} is no whole number of at least 1")
+                    raise ConfigError(f"[[host]] {place}: {key}={host[key]} is no whole number of at least 1")
             hosts += [[rank] * int(numbers.get("ranks", 1)) for _ in range(int(numbers.get("count", 1)))]
         if "within" not in content and any(len(host) > 1 for host in hosts):
             raise ConfigError("[within] is absent, and a host has several ranks; give the rate of their links")
