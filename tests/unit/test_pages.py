@@ -1,6 +1,8 @@
 """The pages of the documentation name files, headings and targets that exist, and figures that their pages have."""
 
+import ast
 import re
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -93,6 +95,20 @@ def test_make_targets_exist(page: Path) -> None:
     targets = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     named = re.findall(r"(?:^ *|`)make (?!build/)([a-z0-9-]+)", page.read_text(encoding="utf-8"), re.MULTILINE)
     assert set(named) <= targets
+
+
+def programs(text: str) -> list[str]:
+    """The blocks that say that they are Python."""
+    return [
+        textwrap.dedent(block)
+        for _, block in re.findall(r"^( *)```python\n(.*?)^\1```", text, re.DOTALL | re.MULTILINE)
+    ]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=relative)
+def test_python_is_python(page: Path) -> None:
+    for program in programs(page.read_text(encoding="utf-8")):
+        ast.parse(program)
 
 
 def test_the_index_lists_every_page() -> None:
