@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from commlayer.errors import CommError, OperationTimeoutError
 from commlayer.frontend.group import backend, shares, submit
-from commlayer.transport.base import DType, Op, Request, Times
+from commlayer.transport.base import DType, MessageRequest, Op, Request, Times
 from commlayer.transport.bootstrap import Rendezvous
 from tests import oracle, ranks
 
@@ -185,35 +185,15 @@ class FakeGroup:
     def run(self, request: Request, call: Any = None) -> None:  # noqa: ARG002
         self.submit(request).wait(request.timeout_s)
 
-    def send(
-        self,
-        source: int,
-        length: int,
-        to: int,
-        tag: int,
-        *,
-        timeout_s: float,
-        priority: int = 0,
-        call: Any = None,  # noqa: ARG002
-        **_: int,
-    ) -> FakeHandle:
+    def send(self, message: MessageRequest, call: Any = None) -> FakeHandle:  # noqa: ARG002
+        address, length, to, tag, timeout_s, priority, *_ = message
         self.operations.append((Message("send", to, length, tag), timeout_s, priority))
-        return self._message(lambda: self._gloo.send([_memory(source, length)], to, tag), self.rank)
+        return self._message(lambda: self._gloo.send([_memory(address, length)], to, tag), self.rank)
 
-    def receive(
-        self,
-        target: int,
-        length: int,
-        source: int | None,
-        tag: int,
-        *,
-        timeout_s: float,
-        priority: int = 0,
-        call: Any = None,  # noqa: ARG002
-        **_: int,
-    ) -> FakeHandle:
+    def receive(self, message: MessageRequest, call: Any = None) -> FakeHandle:  # noqa: ARG002
+        address, length, source, tag, timeout_s, priority, *_ = message
         self.operations.append((Message("receive", source, length, tag), timeout_s, priority))
-        memory = [_memory(target, length)]
+        memory = [_memory(address, length)]
         if source is None:
             return self._message(lambda: self._gloo.recv_anysource(memory, tag))
         return self._message(lambda: self._gloo.recv(memory, source, tag), source)

@@ -103,6 +103,26 @@ class Request(NamedTuple):
     """Address of a word that gets 1 at the end; after a failure the bytes of `target` are 0xFF, NaN, before. Or 0."""
 
 
+class MessageRequest(NamedTuple):
+    """One message, to another rank or from it."""
+
+    address: int
+    """Where the bytes are, or go."""
+    length: int
+    """The number of bytes; both ranks pass the same, which may be 0."""
+    peer: int | None
+    """The group rank that receives it, or sends it. None: it is received from any rank."""
+    tag: int
+    """0 to 2**32 - 2, the same on both ranks."""
+    timeout_s: float
+    priority: int = 0
+    """The class of service. The sender chooses it: that of a receive has no effect."""
+    gate: int = 0
+    """The gate of a send: see `Request`."""
+    done: int = 0
+    """See `Request`."""
+
+
 class Times(NamedTuple):
     """Times of one operation in seconds, on the clock of `time.monotonic()` (CLOCK_MONOTONIC)."""
 
@@ -187,45 +207,18 @@ class Group(Protocol):
         """Submits and waits in one call: the fast path of synchronous collectives, without `qos`, `order` and
         `codec_key`. Raises as `submit` and `Handle.wait` do."""
 
-    def send(
-        self,
-        source: int,
-        length: int,
-        to: int,
-        tag: int,
-        *,
-        timeout_s: float,
-        priority: int = 0,
-        call: Call | None = None,
-        gate: int = 0,
-        done: int = 0,
-    ) -> Handle:
-        """Sends the `length` bytes at address `source` to group rank `to`, which receives them with the same tag.
+    def send(self, message: MessageRequest, call: Call | None = None) -> Handle:
+        """Sends a message to a group rank, which receives it with the same tag. Errors describe `call`.
 
-        `gate` and `done`: as of `Request`.
-        Messages of one sender, receiver and tag (0 to 2**32 - 2) are received in the order in which they were sent.
-        Both ranks pass the same length, which may be 0; otherwise the group fails with MismatchError. Sends and
-        receives are independent of plans and of each other's order. The caller keeps the memory alive until the handle
-        is done: then the receiver's engine has all of it. A small message may be done before the receive was called.
-        Raises ConfigError if `to` is this rank or no rank of the group, or if the tag is out of range.
+        Messages of one sender, receiver and tag are received in the order in which they were sent. With another length
+        at the receiver the group fails with MismatchError. Sends and receives are independent of plans and of each
+        other's order. The caller keeps the memory alive until the handle is done: then the receiver's engine has all of
+        it. A small message may be done before the receive was called. Raises ConfigError if the peer is this rank or no
+        rank of the group, or if the tag is out of range.
         """
 
-    def receive(
-        self,
-        target: int,
-        length: int,
-        source: int | None,
-        tag: int,
-        *,
-        timeout_s: float,
-        priority: int = 0,
-        call: Call | None = None,
-        done: int = 0,
-    ) -> ReceiveHandle:
-        """Receives the next message with this tag from group rank `source`, or with None the first from any rank.
-
-        `length` bytes go to address `target`; otherwise as `send`. `priority` has no effect: the sender chooses it.
-        """
+    def receive(self, message: MessageRequest, call: Call | None = None) -> ReceiveHandle:
+        """Receives the next message with this tag from its peer, or the first from any rank; otherwise as `send`."""
 
     def lost(self) -> list[int]:
         """The ranks whose processes this one has lost: those of this host as soon as they end, others where an

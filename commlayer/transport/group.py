@@ -141,39 +141,11 @@ class NativeGroup:
         REQUEST_HEAD.pack_into(native[1], 0, address, source, target, timeout_us, dtype, op, priority, 0, order)
         return native
 
-    def send(
-        self,
-        source: int,
-        length: int,
-        to: int,
-        tag: int,
-        *,
-        timeout_s: float,
-        priority: int = 0,
-        call: Call | None = None,
-        gate: int = 0,
-        done: int = 0,
-    ) -> NativeHandle:
-        self._check_message(to, tag)
-        message = MESSAGE.pack(to, tag, source, length, priority, timeout_us_of(timeout_s), gate, done)
+    def send(self, message: base.MessageRequest, call: Call | None = None) -> NativeHandle:
         return NativeHandle(self, self._start(lib.cl_send, message, call), call)
 
-    def receive(
-        self,
-        target: int,
-        length: int,
-        source: int | None,
-        tag: int,
-        *,
-        timeout_s: float,
-        priority: int = 0,  # noqa: ARG002  # the sender chooses it
-        call: Call | None = None,
-        done: int = 0,
-    ) -> NativeReceiveHandle:
-        self._check_message(source, tag)
-        rank = ANY_SOURCE if source is None else source
-        message = MESSAGE.pack(rank, tag, target, length, 0, timeout_us_of(timeout_s), 0, done)
-        return NativeReceiveHandle(self, self._start(lib.cl_receive, message, call), call)
+    def receive(self, message: base.MessageRequest, call: Call | None = None) -> NativeReceiveHandle:
+        return NativeReceiveHandle(self, self._start(lib.cl_receive, message._replace(priority=0), call), call)
 
     def _check_message(self, other: int | None, tag: int) -> None:
         """Raises ConfigError if no message can go to, or come from, rank `other` with this tag."""
@@ -192,9 +164,13 @@ class NativeGroup:
         if problem:
             raise ConfigError(f"{self.who}: {problem}")
 
-    def _start(self, function: Any, message: bytes, call: Call | None) -> Any:
-        """Asks the engine for a point-to-point operation; returns the operation. `message`: as MESSAGE packs it."""
-        request = ffi.from_buffer("struct cl_message_request *", message)
+    def _start(self, function: Any, message: base.MessageRequest, call: Call | None) -> Any:
+        """Asks the engine for a point-to-point operation; returns the operation."""
+        address, length, peer, tag, timeout_s, priority, gate, done = message
+        self._check_message(peer, tag)
+        rank = ANY_SOURCE if peer is None else peer
+        packed = MESSAGE.pack(rank, tag, address, length, priority, timeout_us_of(timeout_s), gate, done)
+        request = ffi.from_buffer("struct cl_message_request *", packed)
         out = ffi.new("cl_operation **")
         group = self._enter()
         try:
@@ -260,7 +236,7 @@ class NativeGroup:
         """The lags of the ranks by their number in the job."""
         lags = ffi.new("struct cl_lag[]", self.size)
         lib.cl_group_read_lags(self._group, lags, self.size)
-        return {peer: Lag(each.last, each.waited_us) for peer, each in zip(self._peers, lags, strict=True)}
+        return {peer: Lag(lag.last, lag.waited_us) for peer, lag in zip(self._peers, lags, strict=True)}
 
     def close(self) -> None:
         self._leave_engine()

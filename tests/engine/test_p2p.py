@@ -14,7 +14,7 @@ from commlayer.errors import (
     OperationTimeoutError,
 )
 from commlayer.plans.select import Settings, plan_for
-from commlayer.transport.base import DType, Group, Handle, Op, ReceiveHandle, Request
+from commlayer.transport.base import DType, Group, Handle, MessageRequest, Op, ReceiveHandle, Request
 from commlayer.transport.group import TAG_MAX
 from tests.world import PATIENCE_S, Team, World, until
 
@@ -38,14 +38,14 @@ def content(length: int, seed: int) -> Bytes:
 
 def send(group: Group, data: Bytes, to: int, tag: int = 0, timeout_s: float = PATIENCE_S) -> Handle:
     _in_flight.append(data)
-    return group.send(data.ctypes.data, data.nbytes, to, tag, timeout_s=timeout_s)
+    return group.send(MessageRequest(data.ctypes.data, data.nbytes, to, tag, timeout_s))
 
 
 def receive(
     group: Group, target: Bytes, source: int | None, tag: int = 0, timeout_s: float = PATIENCE_S
 ) -> ReceiveHandle:
     _in_flight.append(target)
-    return group.receive(target.ctypes.data, target.nbytes, source, tag, timeout_s=timeout_s)
+    return group.receive(MessageRequest(target.ctypes.data, target.nbytes, source, tag, timeout_s))
 
 
 def spoiled(length: int) -> Bytes:

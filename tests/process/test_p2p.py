@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from commlayer.errors import CommError, PeerLostError
-from commlayer.transport.base import Group, Handle
+from commlayer.transport.base import Group, Handle, MessageRequest
 from tests import ranks
 from tests.engine.test_p2p import Bytes, content, receive, send, spoiled
 
@@ -111,7 +111,7 @@ def pour(rank: int, size: int, after_s: float) -> tuple[str, float, int]:
             number = received % len(lengths)
             target = spoiled(lengths[number])
             start = time.monotonic()
-            group.receive(target.ctypes.data, target.nbytes, 1, 1, timeout_s=30).wait()
+            group.receive(MessageRequest(target.ctypes.data, target.nbytes, 1, 1, timeout_s=30)).wait()
             assert (target == content(lengths[number], number)).all()
             received += 1
     except CommError as error:

@@ -15,7 +15,7 @@ from commlayer.frontend.group.tensors import MOVES
 from commlayer.frontend.work.context import current_label, current_priority, labelled
 from commlayer.frontend.work.work import CommWork
 from commlayer.plans.settings import Settings
-from commlayer.transport.base import Request
+from commlayer.transport.base import MessageRequest, Request
 from commlayer.transport.call import Call
 from tests.fake_transport import FakeHandle
 
@@ -28,16 +28,13 @@ class NotingGroup:
     def __init__(self) -> None:
         self.classes: list[int] = []
 
-    def submit(self, request: Request, **_: Any) -> FakeHandle:
-        return self.send(priority=request.priority)
-
-    def send(self, *_: Any, priority: int, **__: Any) -> FakeHandle:
-        self.classes.append(priority)
+    def submit(self, request: Request | MessageRequest, **_: Any) -> FakeHandle:
+        self.classes.append(request.priority)
         handle = FakeHandle()
         handle.end(None)
         return handle
 
-    run, receive = submit, send
+    run = send = receive = submit
 
 
 def submitter_and_group() -> tuple[Submitter, NotingGroup]:

@@ -15,7 +15,7 @@ from commlayer.frontend.group import submit as submit_module
 from commlayer.frontend.group.submit import SCALARS_KEPT, Submitter
 from commlayer.frontend.group.tensors import MOVES, move_kind
 from commlayer.plans.settings import Settings
-from commlayer.transport.base import Request, Times
+from commlayer.transport.base import MessageRequest, Request, Times
 from commlayer.transport.call import Call
 from tests.fake_transport import FakeHandle
 
@@ -32,18 +32,13 @@ class StillGroup:
         self.handles: list[FakeHandle] = []
         self.timeouts_s: list[float] = []
 
-    def send(self, *_: Any, timeout_s: float, priority: int = 0, **__: Any) -> FakeHandle:
-        assert priority == 3
+    def submit(self, request: Request | MessageRequest, call: Any = None) -> FakeHandle:  # noqa: ARG002
+        assert request.priority == 3
         self.handles.append(FakeHandle())
-        self.timeouts_s.append(timeout_s)
+        self.timeouts_s.append(request.timeout_s)
         return self.handles[-1]
 
-    receive = send
-
-    def submit(self, request: Request, call: Any = None) -> FakeHandle:  # noqa: ARG002
-        return self.send(timeout_s=request.timeout_s, priority=request.priority)
-
-    run = submit
+    run = send = receive = submit
 
     def abort(self, reason: str) -> None: ...
 

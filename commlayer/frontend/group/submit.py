@@ -24,7 +24,7 @@ from ...plans.cache import PlanCache
 from ...plans.delivery import deliver
 from ...plans.plan import Plan
 from ...plans.select import Collective, Settings, plan_for
-from ...transport.base import DType, Group, Handle, Op, Qos, Request
+from ...transport.base import DType, Group, Handle, MessageRequest, Op, Qos, Request
 from ...transport.call import Call, Calls
 from ..work.context import NeedsHostError, current_label, current_order, current_priority, current_words
 from ..work.work import CommWork, JoinedHandle, ReceiveWork, join
@@ -213,11 +213,8 @@ class Submitter:
             handles, order = [], current_order()
             gate, done = (0, 0) if words is None else words[:2]
             for operation in operations:
-                handle = _started(
-                    call,
-                    self._group.submit,
-                    Request(*operation, timeout_s, priority, order, qos, codec_key or 0, gate, done),
-                )
+                request = Request(*operation, timeout_s, priority, order, qos, codec_key or 0, gate, done)
+                handle = _started(call, self._group.submit, request)
                 self._keep(handle, memory)
                 handles.append(handle)
         if not handles:
@@ -247,10 +244,8 @@ class Submitter:
         call = Call("send", tensor.dtype, [tensor.shape], rank=to, tag=tag, priority=priority, label=current_label())
         self.calls.add(call)
         with self.profile(call):
-            where = source.data_ptr(), source.nbytes
-            call.handle = handle = _started(
-                call, self._group.send, *where, to, tag, timeout_s=timeout_s, priority=priority, **words
-            )
+            message = MessageRequest(source.data_ptr(), source.nbytes, to, tag, timeout_s, priority, **words)
+            call.handle = handle = _started(call, self._group.send, message)
         if not handle.done():
             self._keep(handle, [source])
         return self._noted(CommWork(handle, [tensor], [source], call=call))
@@ -263,10 +258,8 @@ class Submitter:
         call = Call("receive", tensor.dtype, (), [tensor.shape], rank=source, tag=tag, label=current_label())
         self.calls.add(call)
         with self.profile(call):
-            where = target.data_ptr(), target.nbytes
-            call.handle = handle = _started(
-                call, self._group.receive, *where, source, tag, timeout_s=timeout_s, priority=self._class(), **words
-            )
+            message = MessageRequest(target.data_ptr(), target.nbytes, source, tag, timeout_s, self._class(), **words)
+            call.handle = handle = _started(call, self._group.receive, message)
         if not handle.done():
             self._keep(handle, [target])
         finish = None if target is tensor else functools.partial(copy_back, [(target, [tensor])])
@@ -350,7 +343,7 @@ class Submitter:
 
 
 def _words_of(memory: Tensor) -> dict[str, int]:
-    """The words of a message that starts here: arguments of `Group.send`."""
+    """The words of a message that starts here: fields of `MessageRequest`."""
     words = current_words()
     if words is None:
         return {}
@@ -364,10 +357,10 @@ def _coded(settings: Settings, pair: CodecPair | None) -> Settings:
     return dataclasses.replace(settings, codecs=pair[:2], keep_errors=pair.keeps_errors, keep_sums=pair.keeps_sums)
 
 
-def _started(call: Call, start: Callable[..., HandleT], *arguments: Any, **options: Any) -> HandleT:
+def _started(call: Call, start: Callable[..., HandleT], request: Request | MessageRequest) -> HandleT:
     """Starts an operation of `call`, which has failed if that raises an error: no rank waits for it then."""
     try:
-        return start(*arguments, call=call, **options)
+        return start(request, call=call)
     except BaseException:
         call.is_failed = True
         raise
