@@ -273,7 +273,7 @@ def connect(
         description |= {"settings": engine.config.common() | common, "policy": policy}
         description["secret"] = fingerprint(secret, engine.life)
         if rendezvous.rank == 0:
-            root = rendezvous.store if own_job else _root(rendezvous.store)
+            root = rendezvous.store if own_job else root_of(rendezvous.store)
             job, key, paired = _job(root, is_world or own_job)
             description |= {"job": job, "key": key.hex(), "paired": paired, "group": root.add(_GROUPS_KEY, 1)}
         members.hosts = dict(engine.hosts)
@@ -301,11 +301,11 @@ def connect(
             paired=descriptions[0]["paired"],
         )
         if config.top and peer == 0 and not own_job:
-            _announce(_root(rendezvous.store), config.top_address())
+            _announce(root_of(rendezvous.store), config.top_address())
         group.diagnosis.describe = describe
         ranks = [told["peer"] for told in descriptions]
         group.diagnosis.inquiry = Inquiry(PrefixStore("inquiry", rendezvous.store), rendezvous.rank, ranks, calls)
-        group.diagnosis.waits = stall.watch(group, calls, rendezvous.store, _root(rendezvous.store))
+        group.diagnosis.waits = stall.watch(group, calls, rendezvous.store, root_of(rendezvous.store))
         return group
     except Exception as error:
         engine.release()
@@ -341,7 +341,7 @@ def agree(members: Members, values: Sequence[Mapping[str, object]], kind: type[C
             raise kind(f"{what} differs within group {members.group!r}: {told}; set the same on every rank")
 
 
-def _root(store: Store) -> Store:
+def root_of(store: Store) -> Store:
     """The Store that all groups of the job share, beneath the prefix that torch gives each group."""
     while isinstance(store, PrefixStore):
         store = store.underlying_store

@@ -31,17 +31,27 @@ class Pulse:
         self._descriptors: dict[int, int] = {}
         self._ended: set[int] = set()
         self._beats: dict[int, tuple[str, float]] = {}
-        for number, (host, process) in places.items():
-            if number != own and host == places[own][0]:
-                try:
-                    self._descriptors[number] = os.pidfd_open(process)
-                except ProcessLookupError:
-                    self._ended.add(number)
-        self._distant = {number for number, (host, _) in places.items() if host != places[own][0]}
+        self._distant: set[int] = set()
+        self._host = places[own][0]
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="commlayer-pulse", daemon=True)
-        if self._distant:
-            self._thread.start()
+        for number, place in places.items():
+            self.add(number, place)
+
+    def add(self, number: int, place: tuple[str, int]) -> None:
+        """Watches another process. Does nothing for one that it knows."""
+        host, process = place
+        if number in {self._own, *self._ended, *self._descriptors, *self._distant}:
+            return
+        if host != self._host:
+            self._distant.add(number)
+            if not self._thread.is_alive() and not self._stopped.is_set():
+                self._thread.start()
+            return
+        try:
+            self._descriptors[number] = os.pidfd_open(process)
+        except ProcessLookupError:
+            self._ended.add(number)
 
     def dead(self, watched: Collection[int]) -> set[int]:
         """Those of `watched` that have ended, or on another host have not beaten for the timeout since a first call for

@@ -2,7 +2,8 @@
 
 Each one writes into the Store whom it takes for gone, adds those whom others take for gone, and looks again. When all
 that it takes for alive have written the same, it proposes that as the verdict. A verdict is written once and holds for
-all, also for a member that lives and is named in it: so one party goes on at most.
+all, also for a member that lives and is named in it: so one party goes on at most. It also names the newcomers, which
+members have invited before.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import contextlib
 import json
 import time
 from collections.abc import Callable, Collection
+from typing import NamedTuple
 
 from ..errors import CommError, OperationTimeoutError
 from .base import Store
@@ -20,6 +22,18 @@ PAUSE_S = 0.002
 
 BEGUN = "begun"
 """The key that says that a member has come to this agreement."""
+
+
+INVITED = "invited"
+"""The key of the newcomers."""
+
+
+class Verdict(NamedTuple):
+    """On what the members have agreed."""
+
+    gone: set[int]
+    joining: list[int]
+    """The newcomers."""
 
 
 class Survivors:
@@ -36,7 +50,7 @@ class Survivors:
         self._members = set(members)
         self._dead = dead
 
-    def agree(self, gone: Collection[int], timeout_s: float) -> set[int] | None:
+    def agree(self, gone: Collection[int], timeout_s: float) -> Verdict | None:
         """The members that are gone: `gone`, those that are dead, and what other members add. A member that leaves
         names itself. One that lives may find itself in the result: the others go on without it. None: a member has
         called `finish`.
@@ -59,7 +73,17 @@ class Survivors:
         with contextlib.suppress(RuntimeError):
             self._store.compare_set("verdict", "", json.dumps(None))
 
-    def _agree(self, gone: set[int], timeout_s: float) -> set[int] | None:
+    def invite(self, newcomers: Collection[int]) -> None:
+        """Names those that join. For one member, before the others come to the agreement."""
+        self._store.set(INVITED, json.dumps(sorted(newcomers)))
+
+    def withdraw(self) -> None:
+        """This member is gone, and does not wait for the others. Does nothing without a Store."""
+        with contextlib.suppress(RuntimeError):
+            self._store.set(str(self._own), json.dumps([self._own]))
+            self._store.set(BEGUN, "")
+
+    def _agree(self, gone: set[int], timeout_s: float) -> Verdict | None:
         self._store.set(BEGUN, "")
         leaves, written, end = self._own in gone, None, time.monotonic() + timeout_s
         while not self._store.check(["verdict"]):
@@ -71,7 +95,8 @@ class Survivors:
                 self._store.set(str(self._own), json.dumps(sorted(gone)))
                 written = set(gone)
             elif not (leaves and texts) and all(theirs == gone for theirs in texts.values()):
-                self._store.compare_set("verdict", "", json.dumps(sorted(gone)))
+                joining = self._store.get(INVITED).decode() if self._store.check([INVITED]) else "[]"
+                self._store.compare_set("verdict", "", json.dumps([sorted(gone), json.loads(joining)]))
             elif time.monotonic() > end:
                 late = ", ".join(str(member) for member, theirs in sorted(texts.items()) if theirs != gone)
                 raise OperationTimeoutError(
@@ -81,7 +106,7 @@ class Survivors:
             else:
                 time.sleep(PAUSE_S)
         verdict = json.loads(self._store.get("verdict"))
-        return None if verdict is None else set(verdict)
+        return None if verdict is None else Verdict(set(verdict[0]), verdict[1])
 
     def _read(self, member: int) -> set[int] | None:
         """Whom another member takes for gone; None: it has not come."""

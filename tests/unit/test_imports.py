@@ -56,7 +56,10 @@ MAY_IMPORT = {
         *("errors", "config", "scheduler", "planner", "compress"),
         *("frontend.work", "frontend.gradients", "frontend.overlap"),
     },
-    "frontend.elastic": {"errors", "config", "transport", "frontend.group"},
+    "frontend.elastic": {
+        *("errors", "config", "transport", "planner"),
+        *("frontend.work", "frontend.group", "frontend.gradients"),
+    },
     "frontend.tensor_parallel": {"errors", "frontend.work", "frontend.gradients", "frontend.overlap"},
     "tools": {
         *("errors", "config", "config_file", "plans", "transport", "telemetry", "scheduler", "compress", "loss"),

@@ -23,17 +23,17 @@ def nobody(_: Collection[int]) -> set[int]:
     return set()
 
 
-def agree_all(
-    known: Mapping[int, Collection[int]], dead: Collection[int] = (), late_s: float = 0.0
-) -> list[set[int] | None]:
+def agree_all(known: Mapping[int, Collection[int]], dead: Collection[int] = (), late_s: float = 0.0) -> list[set[int]]:
     """What the members in `known` agree on; the last of them comes late."""
     store = HashStore()
 
-    def agree(member: int) -> set[int] | None:
+    def agree(member: int) -> set[int]:
         if member == max(known):
             time.sleep(late_s)
         end = Survivors(store, member, MEMBERS, lambda watched: set(watched) & set(dead))
-        return end.agree(known[member], PATIENCE_S)
+        verdict = end.agree(known[member], PATIENCE_S)
+        assert verdict is not None
+        return verdict.gone
 
     with ThreadPoolExecutor(len(known)) as pool:
         return list(pool.map(agree, known))
@@ -66,8 +66,24 @@ def test_a_member_that_others_take_for_dead_learns_it() -> None:
     store = HashStore()
     ends = [Survivors(store, member, MEMBERS, nobody) for member in (0, 1)]  # they hear nothing of the others
     with ThreadPoolExecutor(2) as pool:
-        assert list(pool.map(lambda end: end.agree([2, 3, 4], PATIENCE_S), ends)) == [{2, 3, 4}] * 2
-    assert Survivors(store, 3, MEMBERS, nobody).agree([0, 1], PATIENCE_S) == {2, 3, 4}
+        assert list(pool.map(lambda end: end.agree([2, 3, 4], PATIENCE_S), ends)) == [({2, 3, 4}, [])] * 2
+    assert Survivors(store, 3, MEMBERS, nobody).agree([0, 1], PATIENCE_S) == ({2, 3, 4}, [])
+
+
+def test_all_hear_of_the_newcomers_that_one_has_invited() -> None:
+    store = HashStore()
+    ends = [Survivors(store, member, range(3), nobody) for member in range(3)]
+    ends[2].invite([8, 5])
+    with ThreadPoolExecutor(3) as pool:
+        assert list(pool.map(lambda end: end.agree([], PATIENCE_S), ends)) == [(set(), [5, 8])] * 3
+
+
+def test_nobody_waits_for_a_member_that_withdrew() -> None:
+    store = HashStore()
+    Survivors(store, 2, range(3), nobody).withdraw()
+    ends = [Survivors(store, member, range(3), nobody) for member in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(lambda end: end.agree([], PATIENCE_S), ends)) == [({2}, [])] * 2
 
 
 def test_nobody_waits_for_a_member_that_finished() -> None:
@@ -79,7 +95,7 @@ def test_nobody_waits_for_a_member_that_finished() -> None:
 def test_who_finishes_after_a_verdict_changes_nothing() -> None:
     store = HashStore()
     for _ in range(2):
-        assert Survivors(store, 1, [0, 1], lambda _: [0]).agree([], PATIENCE_S) == {0}
+        assert Survivors(store, 1, [0, 1], lambda _: [0]).agree([], PATIENCE_S) == ({0}, [])
         Survivors(store, 0, [0, 1], nobody).finish()
 
 
@@ -96,3 +112,4 @@ def test_without_a_store_there_is_an_error() -> None:
     with pytest.raises(CommError, match="the job's Store does not answer"):
         Survivors(Gone(), 0, MEMBERS, nobody).agree([], PATIENCE_S)
     Survivors(Gone(), 0, MEMBERS, nobody).finish()
+    Survivors(Gone(), 0, MEMBERS, nobody).withdraw()

@@ -1,0 +1,62 @@
+"""`Averages`: one vector with all that the ranks tell each other in a step. It is averaged, and all get the same bits.
+
+It has all gradients; for each parameter, how many ranks have a gradient; and for each rank some numbers (`Told`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..gradients.samples import weigh
+
+
+class Told(NamedTuple):
+    """What a rank tells all others with its gradients."""
+
+    leaves: float = 0.0
+    """Above 0: it leaves after this step."""
+    speed: float = 0.0
+    """Samples per second; 0: unknown."""
+    holds: float = 0.0
+    """Above 0: it has listened so far, and has the state now."""
+    invites: float = 0.0
+    """Above 0: processes join after this step."""
+
+
+class Averages:
+    """The vector, for these parameters."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self._parameters = parameters
+        self._values = sum(each.numel() for each in parameters)
+        self.size = self._values + len(parameters)
+        """Numbers in the part that `put` takes."""
+
+    def contribution(self, weight: float, place: int, ranks: int, told: Told) -> Tensor:
+        """That of the rank at `place`: its gradients times `weight`, and what it tells."""
+        gradients = [each.grad if each.grad is not None else torch.zeros_like(each) for each in self._parameters]
+        given = torch.tensor([float(weight > 0 and each.grad is not None) for each in self._parameters])
+        vector = torch.cat([*(each.flatten() for each in gradients), given, torch.zeros(ranks * len(told))])
+        weigh(vector[: self._values], weight)
+        vector[self.size + place * len(told) :][: len(told)] = torch.tensor(told)
+        return vector
+
+    def told(self, averages: Tensor, ranks: int) -> list[Told]:
+        """What each rank has told; numbers, but for rounding."""
+        return [Told(*row) for row in (averages[self.size :] * ranks).view(ranks, -1).tolist()]
+
+    def put(self, averages: Tensor) -> None:
+        """Makes the averages the gradients. A parameter without a gradient on any rank has None."""
+        *parts, given = averages[: self.size].split(
+            [*(each.numel() for each in self._parameters), len(self._parameters)]
+        )
+        for each, part, share in zip(self._parameters, parts, given.tolist(), strict=True):
+            average = part.view_as(each)
+            if share == 0:
+                each.grad = None
+            else:
+                each.grad = average.clone() if each.grad is None else each.grad.copy_(average)

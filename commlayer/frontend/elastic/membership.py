@@ -1,0 +1,180 @@
+"""`Membership`: this rank's part in a job whose members go and come."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import torch.distributed as dist
+
+from ...errors import ClosedError, CommError, ConfigError, MismatchError, PeerLostError
+from ...transport.log import log
+from ...transport.native import host_key
+from .newcomers import Newcomers, ask, settings_of
+from .replica import Replica
+from .world import World
+
+ATTEMPTS = 16
+"""The most groups that the ranks try to make after a death, and a process that joins, before they give up."""
+
+JOIN_S = 1800.0
+"""Longest wait of a process that joins."""
+
+
+class ExcludedError(PeerLostError):
+    """The others have gone on without this rank, which has not left."""
+
+
+class Membership:
+    """`first` is the job's first WORLD; None: this process joins a job."""
+
+    def __init__(self, replica: Replica, first: Any, silence_s: float) -> None:
+        self._replica, self._first, self._silence_s = replica, first, silence_s
+        self._world: World | None = None
+        self._newcomers: Newcomers | None = None
+        self.leaves = False
+        """This rank wants to."""
+        self.has_left = False
+        self.is_closing = False
+        """The loops have ended."""
+        self.has_ended = False
+        """No member goes on."""
+
+    @property
+    def is_joined(self) -> bool:
+        """Whether there is a `world`."""
+        return self._world is not None
+
+    @property
+    def world(self) -> World:
+        """The present one. Raises ClosedError if this process has not joined yet."""
+        if self._world is None:
+            raise ClosedError("elastic(join=...): this process is in the job once job.sampler() has returned")
+        return self._world
+
+    @property
+    def computing(self) -> list[int]:
+        """The members that take a share of the batch."""
+        return self._replica.computing(self.world.members)
+
+    def begin(self) -> None:
+        """All ranks of the first WORLD call."""
+        if self._first is not None:
+            self._world, self._first = World.of(self._first, self._silence_s), None
+
+    def open(self, settings: Mapping[str, Any]) -> None:
+        """From now on, processes with these settings may join."""
+        self._newcomers = Newcomers(self.world)
+        self._newcomers.open(settings_of(settings, self.world.token), self.world.roster(), len(self.world.members))
+
+    def close(self) -> None:
+        """Ends the threads."""
+        if self._newcomers is not None:
+            self._newcomers.close(ended=self.has_ended)
+            self._newcomers = None
+        if self._world is not None:
+            self._world.pulse.close()
+
+    def invite(self) -> bool:
+        """Whether processes wait that join after this step. One member looks."""
+        world = self.world
+        if self._newcomers is None:
+            return False
+        self._newcomers.invites = self.computing[:1] == [world.own]
+        if not self._newcomers.invites:
+            return False
+        waiting = self._newcomers.waiting()
+        try:
+            world.add(waiting)
+            living = set(waiting) - world.dead(waiting)
+            if living:
+                world.survivors().invite(living)
+        except RuntimeError as error:
+            log.warning("rank %d cannot invite ranks %s: %s", world.own, sorted(waiting), error)
+            return False
+        return bool(living)
+
+    def regroup(self, leavers: Collection[int]) -> bool:
+        """Makes a new WORLD of the members that live and stay, and of newcomers, and the step that only some of them
+        have made. A newcomer that cannot come to that meeting is not waited for again.
+
+        Returns whether nothing is left to do here: this rank has left, or the loops have ended, and another one knows
+        that all have made all steps. Raises ExcludedError if the others go on without this rank; ClosedError if they
+        have ended while it listened.
+        """
+        world, newest = self.world, list[int]()
+        for _ in range(ATTEMPTS):
+            members = world.members
+            verdict = world.agree({*leavers, *newest})
+            if verdict is None:
+                return True
+            self.has_ended = verdict.gone >= set(members)
+            if world.own in verdict.gone:
+                self._go(set(members) - verdict.gone)
+                return True
+            newest = [each for each in verdict.joining if each not in verdict.gone]
+            if self._newcomers is not None:
+                world.add(self._newcomers.places(newest))
+            world.members = [*(each for each in members if each not in verdict.gone), *newest]
+            if self._newcomers is not None:
+                self._newcomers.admit(newest, world.roster())
+            log.warning("rank %d goes on with ranks %s, without %s", world.own, world.members, sorted(verdict.gone))
+            world.end()
+            try:
+                self._meet()
+            except CommError as error:
+                if isinstance(error, (MismatchError, ConfigError)) and not newest:
+                    raise
+                log.warning("rank %d tries again: %s", world.own, error)
+                world.end()
+                leavers = []
+            else:
+                return False
+        raise PeerLostError(f"rank {world.own}: no group in {ATTEMPTS} attempts; look at the other ranks' logs")
+
+    def join(self, store: dist.Store, settings: Mapping[str, Any]) -> None:
+        """Asks to join, until this rank is a member, which listens."""
+        for _ in range(ATTEMPTS):
+            place = (host_key(), os.getpid())
+            self._world = world = ask(store, lambda token: settings_of(settings, token), place, self._silence_s, JOIN_S)
+            self._replica.listen()
+            try:
+                self._meet()
+            except (MismatchError, ConfigError):
+                self.withdraw()
+                raise
+            except CommError as error:
+                log.warning("rank %d asks again to join: %s", world.own, error)
+                self.withdraw()
+            else:
+                self._newcomers = Newcomers(world)
+                self._newcomers.follow()
+                return
+        raise PeerLostError(f"this process could not join in {ATTEMPTS} attempts; look at the ranks' logs")
+
+    def withdraw(self) -> None:
+        """The others need not wait for this rank, which is in no group any more."""
+        self.world.survivors().withdraw()
+        self.world.end()
+        self.close()
+
+    def _go(self, others: Collection[int]) -> None:
+        """This member is among those that are gone."""
+        own = self.world.own
+        if self.is_closing and self._replica.is_listening:
+            raise ClosedError(f"rank {own}: the job has ended before this process had its state")
+        if not self.leaves:
+            raise ExcludedError(
+                f"rank {own}: rank(s) {', '.join(map(str, sorted(others)))} took this rank for dead and have gone on "
+                f"without it; end this process"
+            )
+        self.has_left = True
+        log.warning("rank %d has left the job after step %d", own, self._replica.made)
+
+    def _meet(self) -> None:
+        """Makes the new WORLD; then all its ranks have made as many steps."""
+        self.world.make()
+        reports: list[Any] = [None] * len(self.world.members)
+        dist.all_gather_object(reports, self._replica.report())
+        self._replica.meet(self.world, reports)

@@ -1,0 +1,207 @@
+"""`Replica`: what a rank holds of the training, and how it goes from step to step as all others do.
+
+A rank that has joined first listens: it lacks the state, which comes from another member while all train. It takes part
+in each average with the weight 0, and keeps the averages, whose bits are everyone's. Once the state is there, it makes
+the steps that it lacks, while the others compute theirs, and says so in the next average: from then on it computes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ...errors import CommError
+from ...transport.log import log
+from .averages import Averages, Told
+from .sampler import Sampler
+from .state import State
+from .transfer import Receiving, Sending
+from .world import World
+
+KEPT_BYTES = 2 << 30
+"""So much of averages a rank that listens keeps (but eight steps at least). Then it makes the others wait for it."""
+
+KEPT_LEAST = 8
+
+REPLAYS = 2
+"""The least steps that it makes up in one of the others, so that it catches up with them."""
+
+
+class Replica:
+    """This rank's. `gradients` are those of the model of `state`."""
+
+    def __init__(self, state: State, gradients: Averages) -> None:
+        self.made = 0
+        """Steps, those whose averages wait included; -1: not known."""
+        self.sampler: Sampler | None = None
+        self.listening: set[int] = set()
+        """The members that lack the state."""
+        self._state, self._gradients = state, gradients
+        self._averages: Tensor | None = None
+        """Those of the latest step."""
+        self._waiting: deque[Tensor] | None = None
+        """The averages of the steps that this rank lacks; None: it computes."""
+        self._is_loaded = False
+        self._receiving: Receiving | None = None
+        self._source = -1
+        self._sendings: dict[int, Sending] = {}
+
+    def listen(self) -> None:
+        """This rank lacks the state."""
+        self.made, self._averages, self._waiting = -1, None, deque()
+        self._is_loaded, self._receiving, self._source = False, None, -1
+
+    @property
+    def is_listening(self) -> bool:
+        """Whether this rank computes nothing yet."""
+        return self._waiting is not None
+
+    @property
+    def holds(self) -> bool:
+        """Whether this rank has the state after its latest step."""
+        return self._waiting is None or (self._is_loaded and not self._waiting)
+
+    # ---- a step ----
+
+    def weight(self, ranks: int) -> float:
+        """That of this rank's gradients in the next step."""
+        if self.is_listening:
+            return 0.0
+        return 1.0 if self.sampler is None else self.sampler.take(ranks)
+
+    def average(self, world: World, weight: float, *, leaves: bool, invites: bool) -> dict[int, Told]:
+        """Makes a step with all members; returns what each one has told."""
+        size, place = len(world.members), world.members.index(world.own)
+        self._pump()
+        holds = self.is_listening and self.holds
+        speed = 0.0 if self.sampler is None or self.is_listening else self.sampler.speed
+        told = Told(float(leaves), speed, float(holds), float(invites))
+        averages = self._gradients.contribution(weight, place, size, told)
+        if self.is_listening:
+            work: Any = dist.all_reduce(averages, op=dist.ReduceOp.AVG, async_op=True)
+            while not work.is_completed() and self._catch_up():
+                pass
+            work.wait()
+        else:
+            dist.all_reduce(averages, op=dist.ReduceOp.AVG)
+        heard = dict(zip(world.members, self._gradients.told(averages, size), strict=True))
+        if holds:
+            self._waiting = self._receiving = None
+        self._apply(averages[: self._gradients.size])
+        if self.sampler is not None:
+            self.sampler.advance({each: heard[each].speed for each in self.computing(world.members)})
+        self.listening -= {each for each in world.members if heard[each].holds > 0}
+        self._sendings = {to: each for to, each in self._sendings.items() if to in self.listening}
+        return heard
+
+    def computing(self, members: Collection[int]) -> list[int]:
+        """Those of the members that take a share of the batch."""
+        return [each for each in members if each not in self.listening]
+
+    def _apply(self, averages: Tensor) -> None:
+        self._averages = averages
+        self.made += 1
+        if self._waiting is None:
+            self._step(averages)
+        else:
+            self._waiting.append(averages)
+
+    def _step(self, averages: Tensor) -> None:
+        self._gradients.put(averages)
+        self._state.step()
+
+    # ---- a rank that listens ----
+
+    def _pump(self) -> None:
+        """Keeps transfers going, and takes what has come."""
+        for each in self._sendings.values():
+            each.pump()
+        for _ in range(REPLAYS):
+            self._catch_up()
+        while self._waiting and not self._is_loaded and len(self._waiting) >= self._most():
+            self._catch_up(waits=True)
+
+    def _most(self) -> int:
+        return max(KEPT_LEAST, KEPT_BYTES // (4 * self._gradients.size))
+
+    def _catch_up(self, *, waits: bool = False) -> bool:
+        """Does one thing that this rank lacks; False: nothing can be done now."""
+        if self._waiting is None or self._receiving is None:
+            return False
+        if not self._is_loaded:
+            state = self._receiving.pump(waits=waits)
+            if state is None:
+                return False
+            self._state.load(state)
+            self._is_loaded = True
+        elif self._waiting:
+            self._step(self._waiting.popleft())
+        else:
+            return False
+        return True
+
+    # ---- a new WORLD ----
+
+    def report(self) -> dict[str, Any]:
+        """What the other members of a new WORLD must know."""
+        receiving = self._receiving
+        return {
+            "made": self.made,
+            "has averages": self._averages is not None,
+            "holds": self.holds,
+            "receives": None if receiving is None else (self._source, receiving.serial, receiving.received),
+            "sends": {to: each.serial for to, each in self._sendings.items()},
+            "sampler": None if self.sampler is None else self.sampler.state(),
+        }
+
+    def meet(self, world: World, reports: Sequence[Mapping[str, Any]]) -> None:
+        """Makes the step that only other members have made; then all are at the same one. `reports`: of all members."""
+        made = [each["made"] for each in reports]
+        latest = max(made)
+        leader = max(range(len(made)), key=lambda place: (made[place], reports[place]["has averages"]))
+        if self.holds:
+            self._waiting = None
+        if any(0 <= each < latest for each in made):
+            if not reports[leader]["has averages"]:
+                raise CommError(f"rank {world.own}: no member has the averages of step {latest}, which some lack")
+            is_behind = 0 <= self.made < latest
+            has_them = self.made == latest and self._averages is not None
+            averages = self._averages if has_them else torch.empty(self._gradients.size)
+            assert averages is not None  # noqa: S101
+            dist.broadcast(averages, leader)
+            if is_behind:
+                self._apply(averages)
+                log.warning("rank %d has made step %d with the averages of another rank", world.own, self.made)
+        self.made = latest
+        if self.sampler is not None:
+            self.sampler.load(reports[leader]["sampler"])
+        told = dict(zip(world.members, reports, strict=True))
+        self.listening = {each for each in world.members if not told[each]["holds"]}
+        self._match(world, told)
+
+    def _match(self, world: World, reports: Mapping[int, Mapping[str, Any]]) -> None:
+        """Each member that listens gets the state from one that computes: the same as before, where that is there."""
+        computing = self.computing(world.members)
+        sendings, self._sendings = self._sendings, {}
+        packed: Tensor | None = None
+        for count, member in enumerate(sorted(self.listening) if computing else ()):
+            source, serial, received = reports[member]["receives"] or (-1, -1, 0)
+            is_new = source not in computing or reports[source]["sends"].get(member) != serial
+            if is_new:
+                source, received = computing[count % len(computing)], 0
+            if world.own == source:
+                if is_new:
+                    packed = self._state.pack() if packed is None else packed
+                    sendings[member] = Sending(packed, world.generation)
+                self._sendings[member] = sendings[member]
+                sendings[member].resume(world.members.index(member), received)
+            elif world.own == member:
+                if is_new or self._receiving is None:
+                    self._waiting, self._is_loaded = deque(), False
+                    self._source, self._receiving = source, Receiving(world.generation)
+                self._receiving.resume(world.members.index(source))

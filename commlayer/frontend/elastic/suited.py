@@ -1,0 +1,77 @@
+"""Which models, optimizers and datasets a job can train."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ...errors import ConfigError
+from ..group.backend import CommProcessGroup
+
+
+def check_world(min_size: int, *, joins: bool) -> CommProcessGroup | None:
+    """WORLD; None for a process that joins. Raises ConfigError for one that a job cannot use, and for `min_size`."""
+    world: Any = dist.group.WORLD if dist.is_initialized() else None
+    if joins:
+        if world is not None:
+            raise ConfigError("elastic(join=...): this process has a WORLD; leave init_process_group to the job")
+        if min_size < 1:
+            raise ConfigError(f"elastic(min_size={min_size}): use 1 or more, as the job does")
+        return None
+    if not isinstance(world, CommProcessGroup):
+        raise ConfigError("elastic: the job's WORLD is not one of commlayer; init_process_group('commlayer') first")
+    who = f"rank {dist.get_rank()}: elastic"
+    if not 1 <= min_size <= world.size():
+        raise ConfigError(f"{who}(min_size={min_size}): use 1 to {world.size()}, the number of ranks")
+    if world.policy.loss_bound > 0:
+        raise ConfigError(
+            f"{who}: WORLD has loss_bound={world.policy.loss_bound:g}, and a step needs all contributions; make WORLD "
+            f"without a loss bound"
+        )
+    return world
+
+
+def check_model(model: nn.Module, world: Any, who: str) -> None:
+    """Raises ConfigError unless all ranks have all of the model, in float32 on the CPU. `world` is None at a joiner."""
+    if any(hasattr(each, "device_mesh") or hasattr(each, "_is_flat_param") for each in model.parameters()):
+        raise ConfigError(f"{who}: the model is sharded (FSDP, DTensor): it needs all parameters on each rank")
+    kinds = {(each.dtype, each.device.type) for each in model.parameters() if each.requires_grad}
+    if kinds != {(torch.float32, "cpu")}:
+        told = ", ".join(sorted(f"{str(dtype).removeprefix('torch.')} on {device}" for dtype, device in kinds))
+        raise ConfigError(f"{who}: parameters of {told or 'no type'}: it needs float32 on the CPU")
+    if isinstance(model, DistributedDataParallel):
+        if model.process_group is not world:
+            raise ConfigError(f"{who}: the model has a process group of its own; make it without one")
+        if model.broadcast_buffers and any(True for _ in model.buffers()):
+            raise ConfigError(f"{who}: the model broadcasts buffers; DistributedDataParallel(broadcast_buffers=False)")
+
+
+def check_stepped(stepped: Any, who: str) -> None:
+    """Raises ConfigError unless the optimizer, or the schedule of its learning rate, steps without arguments."""
+    for name, each in inspect.signature(stepped.step).parameters.items():
+        is_open = each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+        # A schedule has wrapped the step of its optimizer, whose signature then has `self`.
+        if each.default is inspect.Parameter.empty and not is_open and name != "self":
+            computes = " computes gradients within its step (it needs a closure)" if name == "closure" else ""
+            raise ConfigError(
+                f"{who}: {type(stepped).__name__}{computes or f' steps with an argument, {name}'}; use one whose step() "
+                f"takes none"
+            )
+
+
+def size_of(dataset: Any, batch_size: int, seed: int, who: str) -> int:
+    """The number of samples. Raises ConfigError for a dataset without one, and for a wrong batch or seed."""
+    length: Callable[[], int] | None = getattr(dataset, "__len__", None)
+    if length is None or length() < 1:
+        raise ConfigError(f"{who}: {type(dataset).__name__} has no samples with a number; use a dataset with a length")
+    if type(batch_size) is not int or batch_size < 1:
+        raise ConfigError(f"{who}: batch_size={batch_size!r}: use the number of samples in a step of all ranks")
+    if type(seed) is not int or not 0 <= seed < 1 << 32:
+        raise ConfigError(f"{who}: seed={seed!r}: use a whole number from 0 to 2**32 - 1")
+    return length()

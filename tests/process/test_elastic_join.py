@@ -1,0 +1,224 @@
+"""`commlayer.elastic`: shares of a batch, and processes that join."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import commlayer
+from commlayer.frontend.elastic import membership, shares, transfer
+from tests import ranks
+from tests.process import elastic_joins
+from tests.process.elastic_joins import SIZE, STEPS, Plan, build, loss_of
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_joins_kills_and_leaves(seed: int) -> None:
+    elastic_joins.check(elastic_joins.random_plan(seed))
+
+
+def test_processes_join_and_compute() -> None:
+    found = elastic_joins.check(Plan(joins=(2, 2), pause_s=0.05))
+    assert [each.end for each in found] == ["done"] * (SIZE + 2)
+    assert [each.joined > 0 for each in found] == [False] * SIZE + [True] * 2
+    assert {each.number for each in found[SIZE:]} == {SIZE, SIZE + 1}
+    assert sorted(found[0].history[STEPS - 1]) == list(range(SIZE + 2))
+
+
+def test_processes_of_hosts_that_share_no_memory_join() -> None:
+    found = elastic_joins.check(Plan(joins=(1,), pause_s=0.1), environ=ranks.UDP)
+    assert found[SIZE].end == "done"
+    assert found[SIZE].joined > 0
+
+
+def test_a_slow_transfer_outlives_other_changes() -> None:
+    """The state takes several steps; meanwhile a rank leaves, which is a new WORLD for the transfer."""
+    found = elastic_joins.check(Plan(joins=(1,), leaves=((2, 4),), piece_bytes=8192, pause_s=0.1, by_speed=False))
+    assert [each.end for each in found] == ["done", "done", "left", "done"]
+    assert found[3].joined > 4
+
+
+def _first_life(rank: int, size: int, victim: str) -> tuple[int, int, str]:
+    """Rank 3 joins slowly; the victim dies in the step in which it has got the first piece."""
+    vars(transfer).update(PIECE_BYTES=4096, IN_FLIGHT=1)
+    model, optimizer, schedule = build(rank)
+    store: Any = ranks.store()
+    joins = rank == 3
+    if not joins:
+        torch.manual_seed(0)
+        model, optimizer, schedule = build(0)
+        ranks.init(rank, 3, timeout=timedelta(seconds=20))
+    if joins and victim == "joiner":
+        real = transfer.Receiving.pump
+
+        def pump(self: transfer.Receiving, **options: Any) -> Any:
+            if self.received >= 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(self, **options)
+
+        transfer.Receiving.pump = pump  # type: ignore[method-assign]
+    with commlayer.elastic(model, optimizer, schedule=schedule, join=store if joins else None) as job:
+        sampler = job.sampler(range(64), 16)
+        while sampler.epoch < 30:
+            for share in sampler:
+                time.sleep(0.01)
+                loss_of(model, share).backward()
+                job.step()
+                sending = job._replica._sendings.get(3)
+                if victim == "donor" and rank == 0 and sending is not None and sending._next > 2:
+                    os.kill(os.getpid(), signal.SIGKILL)
+    digest = elastic_joins.digest_of(model, optimizer, schedule)
+    return job.steps, len(job.members), digest
+
+
+@pytest.mark.parametrize("victim", ["joiner", "donor"])
+def test_a_death_while_a_process_joins(victim: str) -> None:
+    ended = ranks.outcomes(_first_life, 4, victim)
+    dead = 3 if victim == "joiner" else 0
+    assert ended[dead].exit_code == -signal.SIGKILL
+    living = [each for rank, each in enumerate(ended) if rank != dead]
+    assert [each.error for each in living] == [None] * 3
+    assert {each.result for each in living} == {(120, 3, living[0].result[2])}
+
+
+def _refused(rank: int, size: int, fault: str) -> str:
+    store: Any = ranks.store()
+    torch.manual_seed(rank)
+    model = nn.Linear(4, 3 if (rank == 2 and fault == "model") else 2)
+    optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    if rank == 2:
+        if fault == "optimizer":
+            optimizer = torch.optim.AdamW(model.parameters())
+        if fault == "torch":
+            torch.__version__ = "1.0"  # type: ignore[assignment]
+        store.wait(["stepped"])
+        job = commlayer.elastic(model, optimizer, join=store, min_size=2 if fault == "min_size" else 1)
+        with job, pytest.raises(commlayer.ConfigError) as caught:
+            job.sampler(range(8), 3 if fault == "batch" else 4)
+        store.set("refused", "")
+        return str(caught.value)
+    ranks.init(rank, 2)
+    with commlayer.elastic(model, optimizer) as job:
+        sampler = job.sampler(range(8), 4)
+        while not store.check(["refused"]) or sampler.epoch < 2:
+            for share in sampler:
+                model(torch.ones(len(share), 4)).sum().backward()
+                assert job.step()
+                store.set("stepped", "")
+            done = torch.tensor([float(store.check(["refused"]))])
+            dist.all_reduce(done, op=dist.ReduceOp.MIN)  # all loops end after the same epoch
+            if done.item() and sampler.epoch >= 2:
+                break
+    assert job.members == [0, 1]
+    dist.destroy_process_group()
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        (
+            "model",
+            r"the model \(weight\) is float32\[3, 4\] \(trained\) here and float32\[2, 4\] \(trained\) in the job",
+        ),
+        ("optimizer", r"the optimizer \(AdamW\) is \[\['weight', 'bias'\]\] here and missing in the job"),
+        ("torch", r"torch is 1\.0 here and "),
+        ("batch", r"batch_size is 3 here and 4 in the job"),
+        ("min_size", r"min_size is 2 here and 1 in the job"),
+    ],
+    ids=lambda each: each if each.isidentifier() else "",
+)
+def test_a_process_that_does_not_fit_is_refused_and_harms_nobody(fault: str, said: str) -> None:
+    ended = ranks.outcomes(_refused, 3, fault)
+    assert [each.error for each in ended] == [None] * 3
+    assert re.search(said, ended[2].result), ended[2].result
+
+
+@ranks.on(2)
+def test_calls_that_make_no_sense(rank: int, size: int) -> None:
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    vars(membership)["JOIN_S"] = 0.2
+    with commlayer.elastic(model, optimizer, join=ranks.store()) as job:
+        with pytest.raises(commlayer.ClosedError, match=r"once job\.sampler"):
+            job.step()
+        with pytest.raises(commlayer.OperationTimeoutError, match=r"no job on this Store took ranks within 0.2 s"):
+            job.sampler(range(4), 2)
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+    ranks.init(rank, size)
+    with pytest.raises(commlayer.ConfigError, match="ReduceLROnPlateau steps with an argument, metrics"):
+        commlayer.elastic(model, optimizer, schedule=plateau)
+    with pytest.raises(commlayer.ConfigError, match="this process has a WORLD"):
+        commlayer.elastic(model, optimizer, join=ranks.store())
+    with commlayer.elastic(model, optimizer) as job:
+        for arguments, said in [
+            ((iter([]), 2), "no samples with a number"),
+            (([], 2), "no samples with a number"),
+            ((range(4), 0), "batch_size=0"),
+        ]:
+            with pytest.raises(commlayer.ConfigError, match=said):
+                job.sampler(*arguments)  # type: ignore[arg-type]
+        with pytest.raises(commlayer.ConfigError, match="seed=-1"):
+            job.sampler(range(4), 2, seed=-1)
+        with pytest.raises(commlayer.ConfigError, match=r"batch_size is 2 on rank 0 and 3 on rank 1"):
+            job.sampler(range(4), 2 + rank)
+    with commlayer.elastic(model, optimizer) as job:
+        job.sampler(range(4), 2)
+        with pytest.raises(commlayer.ClosedError, match="has a sampler already"):
+            job.sampler(range(4), 2)
+        with pytest.raises(commlayer.ClosedError, match="loop over the loader itself"):
+            next(job.batches(range(3)))
+        with pytest.raises(commlayer.ClosedError, match=r"step\(\) without a batch"):
+            job.step()
+        for share in job._replica.sampler or ():
+            model(torch.ones(len(share), 2)).sum().backward()
+            job.step()
+    ranks.meet("end", size)
+    dist.destroy_process_group()
+    if rank == 0:  # the job on the Store has ended
+        with (
+            commlayer.elastic(model, optimizer, join=ranks.store()) as job,
+            pytest.raises(commlayer.ClosedError, match="the job has ended"),
+        ):
+            job.sampler(range(4), 2)
+
+
+@ranks.on(3)
+def test_the_average_is_that_of_one_process(rank: int, size: int) -> None:
+    """With shares of 4 : 2 : 1, whose speeds are invented."""
+    ranks.init(rank, size)
+    shares.Speeds.own = property(lambda _: [400.0, 200.0, 100.0][rank])  # type: ignore[assignment]
+    model, _, _ = build(5)
+    alone, _, _ = build(5)
+    optimizer, single = (torch.optim.SGD(each.parameters(), lr=0.1) for each in (model, alone))
+    gradients: list[torch.Tensor] = []
+    for each in (optimizer, single):
+        parameters = each.param_groups[0]["params"]
+        each.register_step_pre_hook(
+            lambda *_, parameters=parameters: gradients.append(torch.cat([each.grad.flatten() for each in parameters]))
+        )
+    counts = []
+    with commlayer.elastic(model, optimizer) as job:
+        sampler = job.sampler(range(700), 28)
+        for share in sampler:
+            counts.append([sampler.shares[each] for each in range(size)])
+            assert len(share) == counts[-1][rank]
+            alone.load_state_dict(model.state_dict())
+            single.zero_grad()
+            loss_of(alone, sampler._batch()).backward()
+            single.step()
+            loss_of(model, share).backward()
+            assert job.step()
+            wanted, found = gradients[-2:]
+            assert torch.linalg.vector_norm(found - wanted) <= 1e-6 * torch.linalg.vector_norm(wanted)
+    assert counts == [[10, 9, 9]] * shares.WINDOW + [[16, 8, 4]] * (25 - shares.WINDOW)
+    dist.destroy_process_group()

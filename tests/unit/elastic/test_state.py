@@ -1,0 +1,72 @@
+"""A process that takes over a state goes on with the same bits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from commlayer.frontend.elastic.newcomers import difference
+from commlayer.frontend.elastic.state import State
+
+
+def build(seed: int, momentum: float = 0.9) -> tuple[nn.Module, torch.optim.Optimizer, Any]:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    model.register_buffer("scratch", torch.rand(2), persistent=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1 * seed, momentum=momentum)
+    return model, optimizer, torch.optim.lr_scheduler.MultiStepLR(optimizer, [3, 5], 0.5)
+
+
+def steps(model: nn.Module, state: State, count: int) -> None:
+    for step in range(count):
+        model.zero_grad()
+        model(torch.rand(5, 3, generator=torch.Generator().manual_seed(step))).square().sum().backward()
+        state.step()
+
+
+def tensors(model: nn.Module) -> list[Tensor]:
+    return [*model.parameters(), *model.buffers()]
+
+
+def test_a_state_goes_on_elsewhere() -> None:
+    one, other = build(1), build(2)
+    states = State(*one), State(*other)
+    assert difference(states[0].settings(), states[1].settings(), "here", "there") == ""
+    steps(one[0], states[0], 4)
+    packed = states[0].pack()
+    steps(other[0], states[1], 1)  # it has a state of its own
+    states[1].load(packed)
+    for (model, optimizer, schedule), state in ((one, states[0]), (other, states[1])):
+        steps(model, state, 3)
+        assert (schedule.last_epoch, optimizer.param_groups[0]["lr"]) == (7, 0.025)
+    assert all(torch.equal(*each) for each in zip(tensors(one[0]), tensors(other[0]), strict=True))
+
+
+def test_a_batch_that_is_made_again_finds_all_as_before() -> None:
+    model, optimizer, schedule = build(1)
+    state = State(model, optimizer, schedule)
+    found = []
+    for _ in range(2):
+        state.keep()
+        values = torch.rand(5, 3)
+        model(values)
+        found.append((values, [each.clone() for each in model.buffers()]))
+        state.restore()
+    assert torch.equal(found[0][0], found[1][0])
+    assert all(torch.equal(*each) for each in zip(found[0][1], found[1][1], strict=True))
+
+
+def test_differences_are_named() -> None:
+    model, optimizer, _ = build(1)
+    wide = nn.Sequential(nn.Linear(3, 5))
+    plain = State(model, optimizer, None).settings()
+    other = State(wide, torch.optim.Adam(wide.parameters()), None).settings()
+    assert difference(plain, other, "here", "there") == (
+        "the model (0.weight) is float32[4, 3] (trained) here and float32[5, 3] (trained) there"
+    )
+    assert "the optimizer (SGD) is [['0.weight', " in difference(
+        plain, {**other, "the model": plain["the model"]}, "", ""
+    )
+    assert difference({"a": 1}, {"b": 1}, "here", "there") == "a is 1 here and not set there"
