@@ -2,12 +2,16 @@
 
 One algorithm serves all of them, for any lengths and any set of hosts. A rank knows the lengths that it sends to and
 receives from each rank, and no lengths between others. Its plan depends on nothing else, and the plans of two ranks
-agree because both cut the same length in the same way.
+agree because both cut the same length in the same way. If two ranks differ in a length, both fail with a mismatch.
 
-A rank of another host gets a message, or several if it is long. Ranks of this host exchange through staging, in
-rounds, with a part for each of them: in round k a rank writes, posts k + 1, awaits the posts of the ranks that write
-for it, and copies out. A rank has as many rounds as its longest pair needs. Then it posts the rest, for ranks with more
-rounds: so all counters of the host rise equally, although no rank knows the number of rounds.
+A rank of another host gets a message, or several if it is long. The last is shorter than the longest possible one, and
+has no bytes if it must: so a message that comes tells all that its sender has, and its receiver compares the lengths.
+
+Ranks of this host exchange through staging, in rounds, with a part for each of them: in round k a rank writes, posts
+k + 1, awaits the posts of the ranks that write for it, and copies out. A rank has as many rounds as its longest pair
+needs. Then it posts the rest, for ranks with more rounds: so all counters of the host rise equally, although no rank
+knows the number of rounds. In the first round each tells each other one number for both lengths of their pair, which
+the other compares before it copies anything.
 
 Round k uses the memory of round k - 2. Its reader has left that when it posts k, so the writer awaits that post. No
 rank waits for a round later than its own, so no rank waits for ever.
@@ -16,24 +20,31 @@ rank waits for a round later than its own, so no rank waits for ever.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
+from typing import NamedTuple
 
 from ..errors import ConfigError
 from .direct import others
 from .hierarchical import Hosts as Hosts
 from .host import SLOTS, staging_area
-from .partition import MESSAGE_LIMIT_BYTES, Range
-from .plan import POSTS_LIMIT, Buffer, Plan, PlanBuilder, sign
+from .partition import ALIGNMENT_BYTES, MESSAGE_LIMIT_BYTES, Range
+from .plan import NUMBER_BYTES, POSTS_LIMIT, Buffer, Plan, PlanBuilder, sign
 
 INPUT, OUTPUT, STAGING = Buffer.INPUT, Buffer.OUTPUT, Buffer.STAGING
+
+Lengths = Sequence[int | None]
+"""Bytes by rank; None: none, and both ranks of the pair know that, whatever their arguments are."""
+
+NUMBER_LIMIT = 1 << 63
+"""Numbers of a plan are below it."""
 
 
 def deliver(
     rank: int,
     hosts: Hosts,
-    sent: Sequence[int],
-    received: Sequence[int],
+    sent: Lengths,
+    received: Lengths,
     staging_bytes: int,
     *,
     same: bool = False,
@@ -48,40 +59,65 @@ def deliver(
     Raises ConfigError if the staging is too small for the length.
     """
     b = PlanBuilder(rank, len(sent))
-    offsets = [0, *accumulate(received)]
-    from_peer = [Range(offset, length) for offset, length in zip(offsets, received, strict=False)]
-    offsets = [0] * len(sent) if same else [0, *accumulate(sent)]
-    to_peer = [Range(offset, length) for offset, length in zip(offsets, sent, strict=False)]
+    pairs = list(_pairs(sent, received, same=same))
     if sent[rank]:
-        b.copy(INPUT, to_peer[rank].offset, OUTPUT, *from_peer[rank])
+        b.copy(INPUT, pairs[rank].sent.offset, OUTPUT, *pairs[rank].received)
     local = next(host for host in hosts if rank in host)
     for peer in others(range(len(sent)), rank):
         if peer not in local:
-            for part in _parts(to_peer[peer], MESSAGE_LIMIT_BYTES):
-                b.send(peer, INPUT, *part)
-            for part in _parts(from_peer[peer], MESSAGE_LIMIT_BYTES):
-                b.recv_copy(peer, OUTPUT, *part)
+            if sent[peer] is not None:
+                _send(b, peer, pairs[peer].sent)
+            if received[peer] is not None:
+                _receive(b, peer, pairs[peer].received)
     if len(hosts) < len(sent):
         with b.chain():
-            _deliver_here(b, local, to_peer, from_peer, staging_bytes, same)
+            _deliver_here(b, {peer: pairs[peer] for peer in local}, staging_bytes, same)
             b.post_rest()
     return dataclasses.replace(b.build(), signature=sign(same, *what) if what else 0)
 
 
-def _deliver_here(
-    b: PlanBuilder,
-    local: Sequence[int],
-    to_peer: Sequence[Range],
-    from_peer: Sequence[Range],
-    staging_bytes: int,
-    same: bool,
-) -> None:
-    slot_bytes, part_bytes = staging_area(staging_bytes, 1, 1 if same else len(local), 1)
-    place = {peer: 0 if same else index * part_bytes for index, peer in enumerate(local)}
+class Pair(NamedTuple):
+    """This rank and another one."""
+
+    sent: Range
+    """In INPUT, for the other rank."""
+    received: Range
+    """In OUTPUT, from the other rank."""
+    is_checked: bool
+    """Whether the two ranks might differ in the lengths."""
+
+    @property
+    def told(self) -> int:
+        """One number for both lengths. Two pairs of lengths below 2 GiB never have the same."""
+        return (self.sent.length + (self.received.length << 31)) % NUMBER_LIMIT
+
+    @property
+    def expected(self) -> int:
+        """The number that the other rank tells."""
+        return (self.received.length + (self.sent.length << 31)) % NUMBER_LIMIT
+
+
+def _pairs(sent: Lengths, received: Lengths, *, same: bool) -> Iterator[Pair]:
+    to_peer = [length or 0 for length in sent]
+    from_peer = [length or 0 for length in received]
+    offsets = [0] * len(sent) if same else [0, *accumulate(to_peer)]
+    for peer, offset in zip(range(len(sent)), accumulate(from_peer, initial=0), strict=False):
+        is_checked = sent[peer] is not None or received[peer] is not None
+        yield Pair(Range(offsets[peer], to_peer[peer]), Range(offset, from_peer[peer]), is_checked)
+
+
+def _deliver_here(b: PlanBuilder, pairs: Mapping[int, Pair], staging_bytes: int, same: bool) -> None:
+    """`pairs`: with each rank of this host."""
+    local = list(pairs)
+    numbers = {peer: index * NUMBER_BYTES for index, peer in enumerate(local)}
+    first = -(-len(local) * NUMBER_BYTES // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+    slot_bytes, part_bytes = staging_area(max(staging_bytes - first, 0), 1, 1 if same else len(local), 1)
+    place = {peer: first if same else first + index * part_bytes for index, peer in enumerate(local)}
     peers = [local[i] for i in others(local, local.index(b.rank))]
-    outgoing = {peer: _parts(to_peer[peer], part_bytes) for peer in peers}
-    incoming = {peer: _parts(from_peer[peer], part_bytes) for peer in peers}
-    rounds = max(map(len, [*outgoing.values(), *incoming.values()]), default=0)
+    outgoing = {peer: _parts(pairs[peer].sent, part_bytes) for peer in peers}
+    incoming = {peer: _parts(pairs[peer].received, part_bytes) for peer in peers}
+    checked = [peer for peer in peers if pairs[peer].is_checked]
+    rounds = max(map(len, [*outgoing.values(), *incoming.values()]), default=0) or int(bool(checked))
     if rounds >= POSTS_LIMIT:
         raise ConfigError(
             f"rank {b.rank}: a delivery through staging of {staging_bytes} bytes takes {rounds} rounds, and fewer than "
@@ -96,11 +132,31 @@ def _deliver_here(
         for peer in readers[:1] if same else readers:
             source, length = outgoing[peer][k]
             b.copy(INPUT, source, STAGING, slot + place[peer], length)
+        for peer in checked if k == 0 else ():
+            b.tell(pairs[peer].told, numbers[peer])
         b.post()
         for peer in peers:
-            if k < len(incoming[peer]):
+            is_checked = k == 0 and pairs[peer].is_checked
+            if is_checked or k < len(incoming[peer]):
                 b.await_(peer, k + 1)
+            if is_checked:
+                b.check(peer, pairs[peer].expected, numbers[b.rank])
+            if k < len(incoming[peer]):
                 b.copy(STAGING, slot + place[b.rank], OUTPUT, *incoming[peer][k], staging_of=peer)
+
+
+def _send(b: PlanBuilder, peer: int, whole: Range) -> None:
+    for part in _parts(whole, MESSAGE_LIMIT_BYTES):
+        b.send(peer, INPUT, *part)
+    if whole.length % MESSAGE_LIMIT_BYTES == 0:
+        b.send_nothing(peer)
+
+
+def _receive(b: PlanBuilder, peer: int, whole: Range) -> None:
+    for part in _parts(whole, MESSAGE_LIMIT_BYTES):
+        b.recv_copy(peer, OUTPUT, *part)
+    if whole.length % MESSAGE_LIMIT_BYTES == 0:
+        b.recv_nothing(peer)
 
 
 def _parts(whole: Range, limit_bytes: int) -> list[Range]:

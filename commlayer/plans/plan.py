@@ -32,6 +32,12 @@ class StepKind(enum.IntEnum):
     POST = 6
     AWAIT = 7
     ENCODE = 8
+    TELL = 9
+    CHECK = 10
+
+
+INSTANTS = (StepKind.POST, StepKind.AWAIT, StepKind.TELL, StepKind.CHECK)
+"""The kinds of steps without a range."""
 
 
 class Buffer(enum.IntEnum):
@@ -70,6 +76,9 @@ PARTIAL = 1
 """Flag of a network step: it may lose packets, up to the loss bound of the operation (CL_STEP_PARTIAL)."""
 
 SCRATCH_ALIGNMENT_BYTES = 64
+
+NUMBER_BYTES = 8
+"""Bytes of a number in staging."""
 
 POSTS_LIMIT = 1 << 20
 """Limit of a host counter in a plan; equals CL_POSTS_LIMIT."""
@@ -225,6 +234,18 @@ class PlanBuilder:
     recv_reduce = functools.partialmethod(recv_copy, kind=StepKind.RECV_REDUCE)
     """target = target (op) the message of `peer`, packet by packet in order of arrival. Arguments as of `recv_copy`."""
 
+    def send_nothing(self, peer: int) -> int:
+        """Sends a message without bytes, for `recv_nothing` of `peer`: one packet, which says that there is no more."""
+        message = self._sent[peer]
+        self._sent[peer] += 1
+        return self._add(StepKind.SEND, peer, 0, (), message=message, is_empty=True)
+
+    def recv_nothing(self, peer: int) -> int:
+        """Receives such a message; one with bytes fails the operation as a mismatch."""
+        message = self._received[peer]
+        self._received[peer] += 1
+        return self._add(StepKind.RECV_COPY, peer, 0, (), target=Buffer.OUTPUT, message=message, is_empty=True)
+
     def copy(
         self,
         source: Buffer,
@@ -313,6 +334,16 @@ class PlanBuilder:
         """Done once `peer`, on this host, has posted `value` times in this operation."""
         return self._add(StepKind.AWAIT, peer, 0, after, message=value)
 
+    def tell(self, number: int, offset: int, after: Sequence[int] = ()) -> int:
+        """Writes a number below 2^63 into this rank's STAGING, NUMBER_BYTES of it, for a `check` of another rank."""
+        self._staging_bytes = max(self._staging_bytes, offset + NUMBER_BYTES)
+        return self._add(StepKind.TELL, self.rank, 0, after, source_offset=number, target_offset=offset)
+
+    def check(self, peer: int, number: int, offset: int, after: Sequence[int] = ()) -> int:
+        """The operation fails as a mismatch unless `peer`, on this host, has told this number at `offset`."""
+        self._staging_bytes = max(self._staging_bytes, offset + NUMBER_BYTES)
+        return self._add(StepKind.CHECK, peer, 0, after, source_offset=offset, target_offset=number)
+
     def build(self) -> Plan:
         """The finished plan."""
         count = len(self._steps)
@@ -365,8 +396,9 @@ class PlanBuilder:
         partial: bool = False,
         encoding: Encoding | None = None,
         factor: int = 0,
+        is_empty: bool = False,
     ) -> int:
-        if length <= 0 and kind not in (StepKind.POST, StepKind.AWAIT):
+        if length <= 0 and kind not in INSTANTS and not is_empty:
             raise ValueError(f"rank {self.rank}: a {kind.name} step of {length} bytes; skip empty ranges")
         index = len(self._steps)
         if self._chain is not None:

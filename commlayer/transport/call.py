@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 from .base import Handle, Times
 
@@ -48,6 +48,16 @@ ROOTED = {"broadcast": "from", "scatter": "from", "reduce": "to", "gather": "to"
 _held: ContextVar[tuple[Any, ...]] = ContextVar("commlayer.callers", default=())
 
 Shapes = Sequence[Sequence[int]]
+
+
+class Exchanged(NamedTuple):
+    """The bytes that a call delivers, by rank of the group; None: none, whatever its arguments are."""
+
+    sent: Sequence[int | None]
+    received: Sequence[int | None]
+    unit: str = "bytes"
+    unit_bytes: int = 1
+    """Bytes of that which the caller counts: a row, an element."""
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -84,6 +94,8 @@ class Call:
     """Whether it raised an error before it returned."""
     is_waited: bool = False
     """Whether a thread has blocked in `Work.wait()`, as far as `telemetry.meter` looked."""
+    exchanged: Exchanged | None = None
+    """What it delivers, if the ranks' lengths may differ."""
     weights: tuple[int, ...] = ()
     """The weights of the hosts that own its shards; see `plans.plan.Plan`."""
     ordinal: int = 0
@@ -100,11 +112,13 @@ class Call:
         reduction: str = "",
         rank: int | None = None,
         signed: tuple[object, ...] = (),
+        exchanged: Exchanged | None = None,
     ) -> Call:
         """The call of a collective with these tensors."""
         shapes = [tensor.shape for tensor in inputs]
         results = shapes if outputs is inputs else [tensor.shape for tensor in outputs]
-        return Call(name, (inputs or outputs)[0].dtype, shapes, results, reduction, rank, None, signed)
+        dtype = (inputs or outputs)[0].dtype
+        return Call(name, dtype, shapes, results, reduction, rank, None, signed, exchanged=exchanged)
 
     @property
     def is_message(self) -> bool:

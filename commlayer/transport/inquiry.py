@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import math
 import threading
@@ -16,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .base import Store
-from .call import Call, Calls
+from .call import Call, Calls, Exchanged
 from .places import place_of
 
 LOOK_S = 0.01
@@ -34,6 +35,10 @@ RANKS_MAX = 64
 
 SIZED = {"all_reduce", "broadcast"}
 """Collectives to which all ranks pass as many elements."""
+
+
+PAIRS_TOLD = 3
+"""The most pairs of ranks with unequal lengths that a text names."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,6 +109,7 @@ class Inquiry:
                 "tag": call.tag,
                 "key": [call.name, str(call.dtype), call.reduction, call.rank, [*map(str, call.signed), *call.weights]],
                 "elements": sum(map(math.prod, call.inputs or call.outputs)),
+                "exchanged": call.exchanged,
                 "text": f"{call.title()} {call.arguments(self._ranks)}".rstrip() + f" in {place}" * bool(place),
             }
             for call in list(self._calls.latest)
@@ -158,11 +164,50 @@ def _differing(
             # Ranks may rightly have had unequal parts in earlier calls.
             sized = heard["key"][0] in SIZED or is_failed
             parties.setdefault(json.dumps([heard["key"], heard["elements"] if sized else None]), []).append(rank)
+        if (found := _unequal(at, ranks)) is not None:
+            return found
         if len(parties) > 1:
             told = [f"{name_ranks(party, ranks)} called {at[party[0]]['text']}" for party in parties.values()]
             smallest = min(parties.values(), key=lambda party: (len(party), -party[0]))
             return Verdict(smallest[0], "; ".join(told))
+    if call is not None and call.exchanged is not None and culprit is not None and culprit not in answers:
+        return Verdict(culprit, _own_lengths(call.exchanged, culprit, ranks))
     return Verdict(culprit, "")
+
+
+def _unequal(at: Mapping[int, Mapping[str, Any]], ranks: Sequence[int]) -> Verdict | None:
+    """The pairs of ranks of which one sends another length in this call than the other expects. The culprit is in most
+    of them; of several such ranks, the sender of the first pair. None: no pair, or not calls of one kind."""
+    given = {rank: Exchanged(*each["exchanged"]) for rank, each in at.items() if each["exchanged"]}
+    if len({json.dumps(each["key"]) for each in at.values()}) > 1:
+        return None
+    told, named = [], []
+    for source, target in itertools.permutations(given, 2):
+        sent, expected = given[source].sent[target], given[target].received[source]
+        if sent == expected:
+            continue
+        unit, size = given[source][2:]
+        if given[target][2:] != (unit, size) or (sent or 0) % size or (expected or 0) % size:
+            unit, size = "bytes", 1
+        sends = f"{name_ranks([source], ranks)} sends {(sent or 0) // size} {unit}"
+        told.append(f"{sends} to {name_ranks([target], ranks)}, which expects {(expected or 0) // size}")
+        named += [source, target]
+    if not told:
+        return None
+    call = next(iter(at.values()))["text"]
+    more = f" and {len(told) - PAIRS_TOLD} more pairs" if len(told) > PAIRS_TOLD else ""
+    text = f"in {call}, {', '.join(told[:PAIRS_TOLD])}{more}; make their lengths equal"
+    return Verdict(max(named, key=named.count), text)
+
+
+def _own_lengths(own: Exchanged, culprit: int, ranks: Sequence[int]) -> str:
+    """What this rank exchanges with one that does not tell its lengths."""
+    sent, received = ((each[culprit] or 0) // own.unit_bytes for each in own[:2])
+    other = name_ranks([culprit], ranks)
+    return (
+        f"this rank sends {sent} {own.unit} to {other} and expects {received}, {other} has not told its lengths; "
+        f"make their lengths equal"
+    )
 
 
 def _other_end(

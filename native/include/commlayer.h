@@ -83,6 +83,9 @@ enum cl_step_kind {
     CL_POST = 6,        /* raise this rank's host counter to `message` (counted from the start of the operation) */
     CL_AWAIT = 7,       /* waits until the host counter of `peer` is at least `message` */
     CL_ENCODE = 8,      /* target = source, encoded */
+    CL_TELL = 9,        /* the number source_offset, into this rank's staging at target_offset: 8 bytes */
+    CL_CHECK = 10,      /* fails with CL_EMISMATCH unless the staging of `peer` has, at source_offset, the number
+                         * target_offset */
 };
 
 enum cl_buffer {

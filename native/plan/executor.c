@@ -155,6 +155,17 @@ static bool counter_reached(struct cl_executor *executor, const struct cl_step *
     return true;
 }
 
+/* Fails with CL_EMISMATCH if the peer has told another number than this rank expects. */
+static void check_number(struct cl_executor *executor, const struct cl_step *step)
+{
+    uint64_t told;
+    memcpy(&told, address(executor, CL_STAGING, step->peer, step->source_offset), sizeof told);
+    if (told == step->target_offset || executor->status != CL_OK)
+        return;
+    executor->status = CL_EMISMATCH;
+    executor->culprit = step->peer;
+}
+
 static void deliver_reduce(void *target, size_t offset, const void *payload, size_t length, void *argument)
 {
     const struct token *token = argument;
@@ -327,6 +338,13 @@ static bool start_step(struct cl_executor *executor, uint32_t index, uint64_t no
         return true;
     case CL_POST:
         executor->host.post(executor->host.context, executor->host.class, executor->host.base + step->message);
+        return true;
+    case CL_TELL:
+        target = address(executor, CL_STAGING, step->peer, step->target_offset);
+        memcpy(target, &step->source_offset, sizeof step->source_offset);
+        return true;
+    case CL_CHECK:
+        check_number(executor, step);
         return true;
     case CL_AWAIT:
         if (counter_reached(executor, step)) {

@@ -48,7 +48,7 @@ static bool codec_is_valid(const struct cl_step *step, const struct cl_codec *co
 
 static bool step_is_valid(const struct cl_step *step, const struct cl_plan *plan, const uint64_t sizes[4])
 {
-    if (step->kind > CL_ENCODE || (step->flags & 0xff & ~(CL_STEP_PARTIAL | CL_STEP_KEEP)) != 0 ||
+    if (step->kind > CL_CHECK || (step->flags & 0xff & ~(CL_STEP_PARTIAL | CL_STEP_KEEP)) != 0 ||
         step->flags >> 8 > CL_CODECS || step->source > CL_STAGING || step->target > CL_STAGING)
         return false;
     const struct cl_codec *codec = cl_step_codec(step);
@@ -65,6 +65,10 @@ static bool step_is_valid(const struct cl_step *step, const struct cl_plan *plan
         return false; /* staging belongs to the host phase; `peer` would be ambiguous */
     if (step->kind == CL_SCALE && step->target == CL_STAGING)
         return false; /* likewise: in CL_SCALE, `peer` is the divisor */
+    if (step->kind == CL_TELL || step->kind == CL_CHECK)
+        return range_fits(step->kind == CL_TELL ? step->target_offset : step->source_offset, sizeof(uint64_t),
+                          sizes[CL_STAGING]) &&
+               (step->kind == CL_CHECK || step->peer == plan->rank);
     bool reads_encoded = codec != NULL && step->kind != CL_ENCODE, writes_encoded = step->kind == CL_ENCODE;
     if (cl_step_reads(step->kind) && !reads_encoded &&
         !range_fits(step->source_offset, step->length, sizes[step->source]))
@@ -111,7 +115,8 @@ out:
 
 static bool names_host_rank(const struct cl_step *step)
 {
-    return step->kind == CL_AWAIT || (cl_step_reads(step->kind) && step->source == CL_STAGING) ||
+    return step->kind == CL_AWAIT || step->kind == CL_TELL || step->kind == CL_CHECK ||
+           (cl_step_reads(step->kind) && step->source == CL_STAGING) ||
            (cl_step_writes(step->kind) && step->target == CL_STAGING);
 }
 

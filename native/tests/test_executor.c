@@ -209,6 +209,30 @@ TEST(test_another_call)
     CHECK_EQ(output[0], 1);
 }
 
+/* One number into the own staging, and two of others compared, of which one is another. */
+TEST(test_numbers)
+{
+    enum { OWN = 7, THEIRS = 9 };
+    for (uint64_t told = THEIRS; told <= THEIRS + 1; told++) {
+        struct host host;
+        struct cl_host_view view = view_of(&host, 0);
+        struct draft draft = {.world_size = 3, .staging_bytes = BYTES};
+        draft_add(&draft, (struct cl_step){.kind = CL_TELL, .source_offset = OWN, .target_offset = 8}, DRAFT_NONE);
+        draft_add(&draft, (struct cl_step){.kind = CL_CHECK, .peer = 1, .target_offset = THEIRS}, DRAFT_NONE);
+        draft_add(&draft, (struct cl_step){.kind = CL_CHECK, .peer = 2, .target_offset = THEIRS}, DRAFT_NONE);
+        memcpy(host.staging[1], &(uint64_t){THEIRS}, sizeof(uint64_t));
+        memcpy(host.staging[2], &told, sizeof told);
+        SCOPED_PLAN *plan = draft_finish(&draft);
+        struct cl_executor_config config = {.plan = plan, .arithmetic = ARITHMETIC, .host = &view};
+        SCOPED_EXECUTOR *executor = create(&config);
+        bool fits = told == THEIRS;
+        CHECK_EQ(cl_executor_poll(executor, SIZE_MAX, 0), fits ? CL_PROGRESS_DONE : CL_PROGRESS_FAILED);
+        CHECK_EQ(cl_executor_status(executor), fits ? CL_OK : CL_EMISMATCH);
+        CHECK_EQ(cl_executor_culprit(executor), fits ? UINT32_MAX : 2);
+        CHECK_EQ(host.staging[0][2], OWN);
+    }
+}
+
 TEST(test_several_awaits)
 {
     struct draft draft = {.world_size = 3};

@@ -105,7 +105,7 @@ TEST(test_arguments)
 TEST(test_each_field)
 {
     CHECK_EQ(create(&(struct draft){.rank = 0, .world_size = 1}), CL_OK);
-    REFUSED(0, kind = CL_ENCODE + 1);
+    REFUSED(0, kind = CL_CHECK + 1);
     REFUSED(0, source = CL_STAGING + 1);
     REFUSED(0, target = CL_STAGING + 1);
     REFUSED(0, peer = 3);
@@ -129,6 +129,37 @@ TEST(test_each_field)
     CHECK_EQ(create(&draft), CL_EINVAL); /* whose staging? `peer` is the divisor */
     draft.steps[3].target = CL_OUTPUT;
     CHECK_EQ(create(&draft), CL_OK);
+}
+
+/* A number that one rank of a host tells and another checks. */
+TEST(test_numbers)
+{
+    struct cl_step told = {.kind = CL_TELL, .peer = 1, .source_offset = UINT64_MAX, .target_offset = 24};
+    struct cl_step checked = {.kind = CL_CHECK, .peer = 2, .source_offset = 24, .target_offset = UINT64_MAX};
+    const struct {
+        struct cl_step step;
+        uint64_t staging_bytes;
+        int status;
+    } cases[] = {
+        {told, 32, CL_OK},
+        {checked, 32, CL_OK},
+        {told, 31, CL_EINVAL},
+        {checked, 31, CL_EINVAL},
+        {{.kind = CL_TELL, .peer = 2}, 32, CL_EINVAL},  /* it writes to its own staging alone */
+        {{.kind = CL_CHECK, .peer = 3}, 32, CL_EINVAL}, /* there is no such rank */
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        cl_plan *plan = NULL;
+        struct cl_plan_options options = {
+            .steps = &cases[i].step, .step_count = 1, .rank = 1, .world_size = 3, .staging_bytes = cases[i].staging_bytes};
+        CHECK_EQ(cl_plan_create(&options, &plan), cases[i].status);
+        if (plan == NULL)
+            continue;
+        CHECK(plan->uses_host);
+        CHECK_EQ(plan->host_rank_count, 1);
+        CHECK_EQ(plan->host_ranks[0], cases[i].step.peer);
+        cl_plan_release(plan);
+    }
 }
 
 /* Encodes 100 values, sends them, receives as many, and decodes the own ones. */

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from commlayer.transport import inquiry
-from commlayer.transport.call import Call, Calls
+from commlayer.transport.call import Call, Calls, Exchanged
 from commlayer.transport.inquiry import Inquiry, Verdict
 
 JOB_RANKS = [10, 11, 12, 13]
@@ -69,6 +69,51 @@ def test_unequal_parts_count_in_the_failed_call_only() -> None:
     assert inquire([[gather(rank), gather(rank)] for rank in (0, 1)], mismatch) == [Verdict(1, told)] * 2
     alike = [[gather(rank), reduction(3)] for rank in (0, 1)]
     assert inquire(alike, mismatch) == [Verdict(0, "")] * 2  # as the engine says
+
+
+def delivery(sent: Sequence[int | None], received: Sequence[int | None], unit_bytes: int = 4) -> Call:
+    rows = torch.ones(sum(filter(None, sent)) // 4)
+    return Call.of("all_to_all", [rows], [], exchanged=Exchanged(sent, received, "rows", unit_bytes))
+
+
+def test_a_pair_with_unequal_lengths_is_named_with_both() -> None:
+    history = [[delivery([4, 12, 4], [4, 8, 4])], [delivery([8, 4, 4], [8, 4, 4])], [delivery([4, 4, 4], [4, 4, 4])]]
+    told = "in all_to_all 1 of float32 [5], rank 10 sends 3 rows to rank 11, which expects 2; make their lengths equal"
+    assert inquire(history, mismatch) == [Verdict(0, told)] * 3
+    later = [[*calls, reduction(3)] for calls in history]  # a rank that has not seen it there
+    assert inquire(later, mismatch) == [Verdict(0, told)] * 3
+
+
+def test_lengths_in_other_units_and_lengths_that_nobody_has() -> None:
+    history = [[delivery([None, 8], [None, None], 8)], [delivery([None, 4], [12, 4], 12)]]
+    told = (
+        "in all_to_all 1 of float32 [2], rank 10 sends 8 bytes to rank 11, which expects 12; make their lengths equal"
+    )
+    assert inquire(history, mismatch) == [Verdict(0, told)] * 2
+
+
+def test_the_rank_in_most_unequal_pairs_is_the_culprit() -> None:
+    history = [[delivery([4] * 4, [4, 4, 8, 4])] for _ in range(4)]
+    verdicts = inquire(history, mismatch)
+    text = verdicts[0].text if verdicts[0] is not None else ""
+    assert verdicts == [Verdict(2, text)] * 4
+    assert text.endswith("rank 12 sends 1 rows to rank 13, which expects 2; make their lengths equal")
+    many = [[delivery([4] * 4, [8] * 4)] for _ in range(4)]
+    text = getattr(inquire(many, mismatch)[0], "text", "")
+    assert "rank 10 sends 1 rows to rank 13, which expects 2 and 9 more pairs; make" in text
+
+
+def test_a_rank_whose_other_end_is_silent_tells_its_own_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inquiry, "ANSWER_LOOKS", 20)
+    history = [[delivery([4, 12], [4, 8])], [delivery([4, 8], [4, 8])]]
+    told = "this rank sends 2 rows to rank 10 and expects 1, rank 10 has not told its lengths; make their lengths equal"
+    assert inquire(history, mismatch, silent=[0]) == [Verdict(0, told)]
+
+
+def test_another_call_comes_before_unequal_lengths() -> None:
+    history = [[delivery([4, 12], [4, 8])], [Call.of("broadcast", [torch.ones(3)], [], rank=0)]]
+    told = "rank 10 called all_to_all 1 of float32 [4]; rank 11 called broadcast 1 of float32 [3] from rank 10"
+    assert inquire(history, mismatch) == [Verdict(1, told)] * 2
 
 
 def test_a_message_is_told_with_its_other_end() -> None:

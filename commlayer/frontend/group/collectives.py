@@ -16,8 +16,9 @@ from torch._C._distributed_c10d import Work
 from ...compress.codec import Coding
 from ...errors import ConfigError
 from ...loss.operation_policy import OperationPolicy, PartialPolicy, can_lose
+from ...plans.delivery import Lengths
 from ...transport.base import DType, Op
-from ...transport.call import ROOTED, Call
+from ...transport.call import ROOTED, Call, Exchanged
 from ..work.work import CommWork
 from .profile import profiled
 from .rows import FLOATS, RowCoder
@@ -280,8 +281,8 @@ class Collectives:
         root, length = opts.rootRank, tensor.nbytes
         if not self._is_list_of_root(outputs, tensor, root):
             return None
-        sent = tuple(length if rank == root else 0 for rank in range(self._size))
-        received = (length if self._rank == root else 0,) * self._size
+        sent = tuple(length if rank == root else None for rank in range(self._size))
+        received = (length if self._rank == root else None,) * self._size
         return self._deliver("gather", sent, received, [tensor], outputs, opts, root, same=True)
 
     @profiled
@@ -290,8 +291,8 @@ class Collectives:
         root, length = opts.rootRank, output.nbytes
         if not self._is_list_of_root(inputs, output, root):
             return None
-        sent = (length if self._rank == root else 0,) * self._size
-        received = tuple(length if rank == root else 0 for rank in range(self._size))
+        sent = (length if self._rank == root else None,) * self._size
+        received = tuple(length if rank == root else None for rank in range(self._size))
         return self._deliver("scatter", sent, received, inputs, [output], opts, root)
 
     @profiled
@@ -331,16 +332,23 @@ class Collectives:
         if sent is None or received is None:
             return None
         self._check_own_part(sent, received)
+        unit = ("rows", tensor.itemsize * (tensor.shape[1:].numel() or 1))
         if policy is None:
-            return self._deliver("all_to_all", sent, received, [tensor], [output], opts)
+            return self._deliver("all_to_all", sent, received, [tensor], [output], opts, unit=unit)
         coder = None
         if coding is not None:
             coder = RowCoder(coding.pair.up, coding.key, tensor.dtype, self._rank, self._submitter.local)
         signed = (coder.codec.name if coder else "", tensor.shape[1:].numel())
         if coder is None or coder.is_exact:
-            priority = policy.priority
             return self._deliver(
-                "all_to_all", sent, received, [tensor], [output], opts, signed=signed, priority=priority
+                "all_to_all",
+                _agreed(sent),
+                _agreed(received),
+                [tensor],
+                [output],
+                opts,
+                signed=signed,
+                priority=policy.priority,
             )
         self._submitter.check_no_words()  # the host encodes
         sent, received = (tuple(length // tensor.itemsize for length in lengths) for lengths in (sent, received))
@@ -348,7 +356,7 @@ class Collectives:
         lengths = coder.lengths(received)
         target = torch.empty(sum(lengths), dtype=torch.uint8)
         what = ("all_to_all", 0, tensor.dtype, *signed)
-        operations = self._submitter.delivery(what, coder.lengths(sent), lengths, source, target)
+        operations = self._submitter.delivery(what, _agreed(coder.lengths(sent)), _agreed(lengths), source, target)
         return self._submitter.start(
             Call.of("all_to_all", [tensor], [output]),
             operations,
@@ -382,8 +390,8 @@ class Collectives:
     def _deliver(
         self,
         name: str,
-        sent: tuple[int, ...],
-        received: tuple[int, ...],
+        sent: Lengths,
+        received: Lengths,
         inputs: list[Tensor],
         outputs: list[Tensor],
         opts: Any,
@@ -392,14 +400,18 @@ class Collectives:
         same: bool = False,
         signed: tuple[object, ...] = (),
         priority: int | None = None,
+        unit: tuple[str, int] | None = None,
     ) -> Work:
+        """Delivers bytes, see `plans.delivery`. `unit`: that which the caller counts, and its bytes; None: elements."""
         nothing = torch.empty(0, dtype=torch.uint8)
         source = flatten(inputs) if inputs else nothing
         target = space(outputs) if outputs else nothing
         what = (name, root, (outputs or inputs)[0].dtype, *signed)
         operations = self._submitter.delivery(what, sent, received, source, target, same=same)
         copies = [] if not outputs or target is outputs[0] else [(target, outputs)]
-        call = Call.of(name, inputs, outputs, rank=root if name in ROOTED else None)
+        unit = unit or ("elements", (outputs or inputs)[0].element_size())
+        exchanged = Exchanged(sent, received, *unit)
+        call = Call.of(name, inputs, outputs, rank=root if name in ROOTED else None, exchanged=exchanged)
         memory = [source, target, *outputs]
         return self._submitter.start(call, operations, opts, outputs, memory, copies, priority=priority)
 
@@ -459,6 +471,11 @@ class Collectives:
                 f"{self._who()}: sends {sent[self._rank]} bytes to itself, but receives {received[self._rank]}; "
                 f"make its own input and output splits equal"
             )
+
+
+def _agreed(lengths: Sequence[int]) -> Lengths:
+    """The lengths of splits that the ranks have compared: they know which of them are 0."""
+    return tuple(length or None for length in lengths)
 
 
 def _partial_of(policy: OperationPolicy, kind: Kind) -> PartialPolicy | None:

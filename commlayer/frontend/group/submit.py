@@ -21,7 +21,7 @@ from torch._C._distributed_c10d import Work
 from ...compress.codec import CodecPair
 from ...loss.operation_policy import PartialPolicy
 from ...plans.cache import PlanCache
-from ...plans.delivery import deliver
+from ...plans.delivery import Lengths, deliver
 from ...plans.plan import Plan
 from ...plans.select import Collective, Settings, plan_for
 from ...transport.base import DType, Group, Handle, MessageRequest, Op, Qos, Request
@@ -139,8 +139,8 @@ class Submitter:
     def delivery(
         self,
         what: tuple[object, ...],
-        sent: tuple[int, ...],
-        received: tuple[int, ...],
+        sent: Lengths,
+        received: Lengths,
         source: Tensor,
         target: Tensor,
         *,

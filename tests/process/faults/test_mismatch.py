@@ -55,6 +55,59 @@ def exchange_of_another_kind(odd: bool, group: Group) -> None:
     dist.barrier(group)
 
 
+def sent_rows(odd: bool, group: Group) -> None:
+    """The last rank sends one row more to rank 0 than that expects."""
+    size = dist.get_world_size()
+    sent = [2 if odd and to == 0 else 1 for to in range(size)]
+    dist.all_to_all_single(torch.empty(size, 5), torch.ones(sum(sent), 5), [1] * size, sent, group=group)
+    dist.barrier(group)
+
+
+def expected_rows(odd: bool, group: Group) -> None:
+    """The last rank expects rows of rank 0, which has none for it."""
+    size, rank = dist.get_world_size(), dist.get_rank()
+    received = [int(source == rank or (odd and source == 0)) for source in range(size)]
+    sent = [int(to == rank) for to in range(size)]
+    dist.all_to_all_single(torch.empty(sum(received), 5), torch.ones(1, 5), received, sent, group=group)
+    dist.barrier(group)
+
+
+def exchanged_lists(odd: bool, group: Group) -> None:
+    size = dist.get_world_size()
+    taken = [torch.empty(9 if odd and source == 0 else 4) for source in range(size)]
+    dist.all_to_all(taken, list(torch.ones(size, 4).unbind()), group=group)
+    dist.barrier(group)
+
+
+def gathered_lengths(odd: bool, group: Group) -> None:
+    mine = torch.ones(7 if odd else 5)
+    size = dist.get_world_size() if dist.get_rank() == 0 else 0
+    dist.gather(mine, [torch.empty(5) for _ in range(size)] or None, 0, group=group)
+    dist.barrier(group)
+
+
+def scattered_lengths(odd: bool, group: Group) -> None:
+    size = dist.get_world_size() if dist.get_rank() == 0 else 0
+    dist.scatter(torch.empty(3 if odd else 5), [torch.ones(5) for _ in range(size)] or None, 0, group=group)
+    dist.barrier(group)
+
+
+def gathered_lists(odd: bool, group: Group) -> None:
+    """Tensors of unequal lengths, of which the last rank expects another one of rank 0."""
+    size, rank = dist.get_world_size(), dist.get_rank()
+    taken = [torch.empty(source + (3 if odd and source == 0 else 2)) for source in range(size)]
+    dist.all_gather(taken, torch.ones(rank + 2), group=group)
+    dist.barrier(group)
+
+
+def scattered_sums(odd: bool, group: Group) -> None:
+    """Lists of unequal lengths: the last rank has another one for rank 0."""
+    size, rank = dist.get_world_size(), dist.get_rank()
+    given = [torch.ones(to + (4 if odd and to == 0 else 1)) for to in range(size)]
+    dist.reduce_scatter(torch.empty(rank + 1), given, group=group)
+    dist.barrier(group)
+
+
 def collective(odd: bool, group: Group) -> None:
     tensor = torch.ones(1000)
     if odd:
@@ -98,6 +151,13 @@ CASES: dict[str, Callable[[bool, Group], object]] = {
     "average": lambda odd, group: dist.all_reduce(
         torch.ones(300_000), dist.ReduceOp.AVG if odd else dist.ReduceOp.SUM, group
     ),
+    "sent rows": sent_rows,
+    "expected rows": expected_rows,
+    "exchanged lists": exchanged_lists,
+    "gathered lengths": gathered_lengths,
+    "scattered lengths": scattered_lengths,
+    "gathered lists": gathered_lists,
+    "scattered sums": scattered_sums,
     "collective": collective,
     "order": order,
     "submitted": submitted,

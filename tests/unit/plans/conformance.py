@@ -11,7 +11,7 @@ import pytest
 from hypothesis import strategies as st
 
 from commlayer.plans.hierarchical import Hosts
-from commlayer.plans.plan import FIELDS, Buffer, Plan, StepKind
+from commlayer.plans.plan import FIELDS, INSTANTS, Buffer, Plan, StepKind
 from commlayer.plans.settings import Settings
 from commlayer.transport.base import Op
 from tests import oracle
@@ -43,7 +43,9 @@ def check_structure(plans: Sequence[Plan], inputs: Sequence[Array], outputs: Seq
             kind, peer, source, target, source_offset, target_offset, length, message = step[:8]
             assert step[8] == dependencies[index]
             assert all(successor > index for successor in named[step[9] : step[9] + step[10]])
-            assert (length > 0) == (kind < StepKind.POST)
+            assert (length > 0) == (kind not in INSTANTS) or (
+                not length and kind in (StepKind.SEND, StepKind.RECV_COPY)
+            )
             if kind == StepKind.SEND:
                 sends[rank, peer, message] = length
             elif kind in RECEIVES:

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from commlayer.plans.codec import CODEC_SHIFT, CODECS, KEEP, Codec
-from commlayer.plans.plan import FIELDS, PARTIAL, Buffer, Plan, StepKind
+from commlayer.plans.plan import FIELDS, INSTANTS, NUMBER_BYTES, PARTIAL, Buffer, Plan, StepKind
 from commlayer.transport.base import Op
 from tests.oracle import REDUCTIONS
 
@@ -27,6 +27,10 @@ GARBAGE_BYTES = 4099
 """Period of the contents of fresh memory: a prime, unlike the lengths of messages."""
 
 RECEIVES = (StepKind.RECV_COPY, StepKind.RECV_REDUCE)
+
+
+class MismatchFoundError(Exception):
+    """A rank has told another number than this one expects."""
 
 
 class Place(NamedTuple):
@@ -66,6 +70,7 @@ def run(
     Returns, by rank, the (offset, length) in bytes of INPUT that were not counted, as `Handle.missing` does.
 
     Raises RuntimeError when no step can go on: a deadlock, or messages without a match.
+    Raises MismatchFoundError when a CHECK fails.
     """
     interpreter = Interpreter(plans, inputs, outputs, op, seed, loss, rescale, coders or {})
     interpreter.run()
@@ -110,7 +115,7 @@ class Interpreter:
         self.steps = [plan.steps[FIELDS].tolist() for plan in plans]
         self.successors = [plan.successors.tolist() for plan in plans]
         self.dependencies = [plan.steps["dependencies"].tolist() for plan in plans]
-        self.left = [[max(step[6], 1) for step in steps] for steps in self.steps]  # bytes; POST and AWAIT have 1
+        self.left = [[max(step[6], 1) for step in steps] for steps in self.steps]  # bytes; steps without any have 1
         self.posted = [0] * len(plans)
         self.awaits: list[tuple[int, int]] = []
         self.events: list[Event] = []
@@ -145,7 +150,7 @@ class Interpreter:
         kind, peer, _, _, _, _, length, message = self.steps[rank][step][:8]
         if kind == StepKind.AWAIT and self.posted[peer] < message:
             self.awaits.append((rank, step))
-        elif kind in (StepKind.POST, StepKind.AWAIT):
+        elif kind in INSTANTS:
             self.events.append(Event(rank, step, 0, 1))
         elif kind in RECEIVES:
             name = (peer, rank, message)
@@ -168,6 +173,11 @@ class Interpreter:
             woken = [awaited for awaited in self.awaits if self.awaited(*awaited)]
             self.awaits = [awaited for awaited in self.awaits if awaited not in woken]
             self.events += [Event(*awaited, 0, 1) for awaited in woken]
+        elif kind == StepKind.TELL:
+            self.number(rank, target_offset)[0] = source_offset
+        elif kind == StepKind.CHECK:
+            if self.number(peer, source_offset)[0] != target_offset:
+                raise MismatchFoundError(f"rank {rank}: rank {peer} has told another number")
         elif kind == StepKind.SEND:
             data = self.read(rank, step, offset, length)
             lost = self.partial[rank][step] and self.random.random() < self.loss
@@ -207,6 +217,10 @@ class Interpreter:
                 into[:] = self.reduction(into, data) if reduces else data
         self.end(rank, step, length)
 
+    def number(self, rank: int, offset: int) -> Array:
+        """A number in the staging of a rank."""
+        return self.memory[rank][Buffer.STAGING][offset : offset + NUMBER_BYTES].view(np.int64)
+
     def codec(self, rank: int, step: int) -> tuple[Codec, Coder]:
         """The codec of an encoding step, and its coder."""
         found = self.codecs[rank][step]
@@ -239,7 +253,7 @@ class Interpreter:
         (self.events if name in self.receivers else self.wire.setdefault(name, [])).append(part)
 
     def end(self, rank: int, step: int, length: int) -> None:
-        self.left[rank][step] -= length
+        self.left[rank][step] -= length or 1
         if self.left[rank][step] == 0:
             first, count = self.steps[rank][step][9:11]
             for successor in self.successors[rank][first : first + count]:

@@ -7,7 +7,7 @@ from commlayer.plans.plan import STEP, Plan
 
 def plan(steps: int) -> Plan:
     """One that sends so many messages."""
-    made = delivery.deliver(0, tuple((rank,) for rank in range(steps + 1)), [0, *[1] * steps], [0] * (steps + 1), 0)
+    made = delivery.deliver(0, tuple((rank,) for rank in range(steps + 1)), [0, *[1] * steps], [None] * (steps + 1), 0)
     assert len(made.steps) == steps
     return made
 

@@ -44,6 +44,8 @@ def test_every_field_of_every_kind() -> None:
     b.scale(OUTPUT, 8, 16, 4, weight=3)
     b.post()
     b.await_(3, 1)
+    b.tell(5, 8)
+    b.check(2, 6, 200)
     plan = b.build()
     names = ["kind", "peer", "source", "target", "source_offset", "target_offset", "length", "message"]
     assert plan.steps[names].tolist() == [
@@ -55,10 +57,12 @@ def test_every_field_of_every_kind() -> None:
         (StepKind.SCALE, 4, 0, OUTPUT, 0, 8, 16, 3),
         (StepKind.POST, 1, 0, 0, 0, 0, 0, 1),
         (StepKind.AWAIT, 3, 0, 0, 0, 0, 0, 1),
+        (StepKind.TELL, 1, 0, 0, 5, 8, 0, 0),
+        (StepKind.CHECK, 2, 0, 0, 200, 6, 0, 0),
     ]
     assert (plan.rank, plan.world_size, plan.posts) == (1, 4, 1)
     assert plan.scratch_bytes == 64 + 128
-    assert plan.staging_bytes == 207
+    assert plan.staging_bytes == 208
     assert plan.steps.flags.c_contiguous
 
 
