@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ..config import whole
 from ..errors import ConfigError
 from .actions import Action
@@ -68,6 +70,21 @@ def breadth_first(ranks: int, microbatches: int, chunks: int) -> list[list[Actio
         + [Action("B", rank + chunk * ranks, microbatch) for chunk, microbatch in reversed(passes)]
         for rank in range(ranks)
     ]
+
+
+def sliced(actions: Sequence[Action], slices: int) -> list[Action]:
+    """One rank's actions, with each F as those of the slices of its sequences, and each B as theirs in reverse.
+
+    Micro-batch m becomes m slices, ..., m slices + slices - 1 (TeraPipe, arXiv 2102.07988; 1F1B so is close to
+    Seq1F1B, arXiv 2406.03488). Actions other than F and B go. The bubble of n slices of equal time is a nth.
+    """
+    order = []
+    for action in actions:
+        if action.kind in ("F", "B"):
+            first = action.microbatch * slices
+            numbers = range(first, first + slices)
+            order += [action._replace(microbatch=each) for each in (numbers if action.kind == "F" else numbers[::-1])]
+    return order
 
 
 def _alternate(forwards: list[Action], backwards: list[Action], warm_up: int) -> list[Action]:

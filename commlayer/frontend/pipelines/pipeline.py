@@ -44,20 +44,20 @@ from ..overlap.started import Memories, Started
 from ..work.context import priority
 from ..work.dynamo import untraced
 from .fsdp import FsdpStage
+from .hand_over import URGENT
 from .measure import measure as measure
 from .measure import stages_of
 from .planned import attach_options as attach_options
 from .planned import of_plan as of_plan
 from .replaced import Replaced
 from .schedule import schedule as schedule
+from .slices import passes_of
+from .slices import slices as slices
 from .stage import PlainStage
 
-__all__ = ["Pipeline", "attach", "attach_options", "measure", "of_plan", "schedule"]
+__all__ = ["Pipeline", "attach", "attach_options", "measure", "of_plan", "schedule", "slices"]
 
 WHO = "pipeline.attach"
-
-URGENT = 0
-"""The class of messages between stages: computation waits for them."""
 
 
 def attach(
@@ -204,7 +204,7 @@ class Pipeline:
         self, stages: Sequence[tuple[Any, DeferredStep | AwaitedStep]], policy: Policy | None
     ) -> list[PlainStage | FsdpStage]:
         early = None if hasattr(self._schedule, "_stages") else _factor(self._schedule)
-        passes = int(self._schedule._n_microbatches)
+        passes = passes_of(self._schedule)
         parts: list[PlainStage | FsdpStage] = []
         number = 0
         for stage, steps in stages:

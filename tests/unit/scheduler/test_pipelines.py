@@ -1,10 +1,12 @@
 """Orders of computations: counts, live activations, and that every order can run."""
 
+from collections.abc import Callable
+
 import pytest
 
 from commlayer.errors import ConfigError
-from commlayer.scheduler.actions import Order, peak_activations
-from commlayer.scheduler.pipelines import breadth_first, interleaved, one_f_one_b
+from commlayer.scheduler.actions import Action, Order, peak_activations
+from commlayer.scheduler.pipelines import breadth_first, interleaved, one_f_one_b, sliced
 from commlayer.scheduler.simulate import StageCosts, simulate
 
 
@@ -51,6 +53,22 @@ def test_live_activations_of_interleaved_orders(
     """Rank 0: ((v - 1) g + 2 (p - 1) + 1) / v. p = 4, v = 4, g = 16: (48 + 6 + 1) / 4 = 13.75."""
     order = interleaved(ranks, microbatches, chunks, group)
     assert peak_activations(order[0]) / chunks == full_stages
+
+
+def test_slices_in_order_and_back() -> None:
+    order = [sliced(actions, 2) for actions in one_f_one_b(2, 3)]
+    assert text(order, 0) == "0F0 0F1 0F2 0F3 0B1 0B0 0F4 0F5 0B3 0B2 0B5 0B4"
+    assert text(order, 1) == "1F0 1F1 1B1 1B0 1F2 1F3 1B3 1B2 1F4 1F5 1B5 1B4"
+    assert sliced([Action("F", 0), Action("REDUCE", 0), Action("W", 0)], 1) == [Action("F", 0)]
+
+
+@pytest.mark.parametrize("make", [lambda p, m: breadth_first(p, m, 1), one_f_one_b])
+@pytest.mark.parametrize(("ranks", "microbatches", "slices"), [(4, 4, 1), (4, 4, 4), (2, 3, 5), (3, 1, 2), (4, 8, 2)])
+def test_the_bubble_of_slices(make: Callable[[int, int], Order], ranks: int, microbatches: int, slices: int) -> None:
+    """p = 4, M = 4: 3/7 of the step with whole sequences, 3/19 with 4 slices."""
+    order = [sliced(actions, slices) for actions in make(ranks, microbatches)]
+    step_s = simulate(order, [StageCosts(1, 2)] * ranks).step_s
+    assert step_s == pytest.approx(3 * (microbatches * slices + ranks - 1))
 
 
 def test_live_activations_of_other_orders() -> None:
