@@ -42,7 +42,7 @@ from bench.harness.options import options
 from bench.harness.page import write_between
 from bench.harness.results import read_results, today, write_results
 from bench.jobs.training import ROOT, hold_out, learning_rate_share
-from bench.jobs.virtual_ranks import VirtualHook
+from bench.jobs.virtual_ranks import VirtualHook, mean_into
 from commlayer import Fine, Policy
 from commlayer.tools.bench import machine
 from examples.train_gpt import BYTES, Gpt, draw_batch, standard_library_text
@@ -132,6 +132,8 @@ class Replicas:
         per_rank = vmap(grad(self._loss), in_dims=(None, 0, 0))
         self.gradients = vmap(per_rank, in_dims=(0, None, None))
         """The gradients by system and rank, from weights, inputs [rank, ...] and targets."""
+        self.gradients_of_rows = vmap(grad(self._loss), in_dims=(0, 0, 0))
+        """The gradients by row, each with inputs of its own, from weights, inputs [row, ...] and targets."""
         self.losses = vmap(self._loss, in_dims=(0, None, None))
         """The losses by system, from weights, inputs and targets."""
 
@@ -142,11 +144,11 @@ class Replicas:
             logits = functional_call(self.model, named, (inputs,))
         return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
-    def validate(self, inputs: Tensor, targets: Tensor) -> list[float]:
-        """The mean loss of each system."""
+    def validate(self, inputs: Tensor, targets: Tensor, every: int = 1) -> list[float]:
+        """The mean loss of each system, which has `every` rows, of which the first counts."""
         with torch.no_grad():
             pairs = zip(inputs.split(CHUNK), targets.split(CHUNK), strict=True)
-            chunks = [self.losses(self.weights, *pair).double() for pair in pairs]
+            chunks = [self.losses(self.weights[::every], *pair).double() for pair in pairs]
         return [float(value) for value in torch.stack(chunks).mean(0)]
 
 
@@ -164,11 +166,9 @@ def average(gradients: Tensor, system: System, hook: VirtualHook | None, step: i
     """The average over the ranks, which are the rows of `gradients`."""
     if hook is not None:
         return torch.from_numpy(hook.average(gradients.numpy(), step))
-    order = range(RANKS)[:: -1 if system is REVERSED else 1]
-    total = gradients[order[0]].clone()
-    for rank in order[1:]:
-        total += gradients[rank]
-    return total / RANKS
+    mean = torch.empty_like(gradients[0])
+    mean_into(gradients.numpy()[:: -1 if system is REVERSED else 1], mean.numpy())
+    return mean
 
 
 def train(name: str, seed: int, steps: int = STEPS, systems: Sequence[System] = SYSTEMS) -> list[Log]:

@@ -41,6 +41,14 @@ class Part(NamedTuple):
     values: slice
 
 
+def mean_into(rows: Array, mean: Array) -> None:
+    """The mean of the rows, which are added up in the order of the ranks, as a plan does with `deterministic=True`."""
+    mean[:] = rows[0]
+    for row in rows[1:]:
+        mean += row
+    mean /= len(rows)
+
+
 class EncodedAverage:
     """Encoded all-reduces of `numel` values by `ranks` hosts of one rank each.
 
@@ -49,6 +57,7 @@ class EncodedAverage:
 
     def __init__(self, ranks: int, numel: int, pair: CodecPair) -> None:
         self.up, self.down, self.keeps = CODECS[pair.up], CODECS[pair.down], pair.keeps_errors
+        self._keeps_sums = pair.keeps_errors and pair.keeps_sums
         if numel * VALUE_BYTES * self.up.block_bytes > Settings().segment_bytes * self.up.block_length:
             raise ValueError(f"{numel} values in {pair.up}: a plan has several segments; use a smaller model")
         block = max(self.up.block_length, self.down.block_length)
@@ -76,12 +85,9 @@ class EncodedAverage:
             received[part] = -0.0  # added to any value, it leaves its bits
         for owner, own in enumerate(self.shards):
             mean, result = self._sum[own], self._result[own]
-            mean[:] = received[0, own]
-            for rank in range(1, ranks):
-                mean += received[rank, own]
-            mean /= ranks
+            mean_into(received[:, own], mean)
             self._code(self.down, mean, result, kernels.codec_key(key, owner), own.start // self.down.block_values)
-            if self.keeps:
+            if self._keeps_sums:
                 kept[owner, own] = (mean - result) * np.float32(ranks)
         return self._result
 

@@ -116,19 +116,21 @@ class Sync:
         return Outcome(heads, self._target / total, is_rest, counted, self._averages / total)
 
     def _check(self, heads: Sequence[Head]) -> None:
-        ranks = [dist.get_global_rank(self.group, member) for member in range(self.group.size())]
         who = self.group.who
-        for rank, head in zip(ranks, heads, strict=True):
+        for at, head in enumerate(heads):
             if not head.is_finite:
+                rank = dist.get_global_rank(self.group, at)
                 text = (
                     f"{who}: sync {self.head.turn}: the weights of rank {rank} are not finite; the sites must not "
                     f"share them: restore a checkpoint on all ranks, with a lower learning rate or a GradScaler"
                 )
                 raise on_all(CommError(text), rank)
             if math.isnan(head.samples):
+                rank = dist.get_global_rank(self.group, at)
                 raise on_all(ConfigError(no_count(who, rank)), rank)
         for what, values in (("turns", [head.turn for head in heads]), ("digests", [head.digest for head in heads])):
             if odd := odd_ones(values):
+                ranks = [dist.get_global_rank(self.group, member) for member in range(self.group.size())]
                 found = ", ".join(f"{value:#x} on rank {rank}" for rank, value in zip(ranks, values, strict=True))
                 text = (
                     f"{who}: sync {self.head.turn}: the shared weights of rank {ranks[odd[0]]} are not those of the "
