@@ -8,6 +8,7 @@ The ranks run all jobs, so that torch is loaded once; each job has its own proce
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import faulthandler
 import functools
@@ -87,6 +88,8 @@ class Job:
     """Highest learning rate: it rises over the first 5 % of the steps, then falls to 0 as a cosine."""
     overlap: bool = False
     """Whether gradients travel during the next forward pass; only with commlayer and `bits` f32."""
+    local: dict[str, Any] | None = None
+    """Arguments of LocalSteps, which then averages instead of DDP: each rank is a site."""
 
 
 def interface_bytes() -> int:
@@ -144,9 +147,13 @@ def train(job: Job, text: Tensor, held_out: Tensor) -> Log:
     rank, world = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(job.seed)
     gpt = Gpt(job.context, job.width, job.layers, job.heads)
-    model = DistributedDataParallel(gpt, bucket_cap_mb=job.bucket_mb, gradient_as_bucket_view=job.overlap)
+    site = None if job.local is None else dist.new_group([rank], use_local_synchronization=True)
+    model = DistributedDataParallel(
+        gpt, process_group=site, bucket_cap_mb=job.bucket_mb, gradient_as_bucket_view=job.overlap
+    )
     optimizer = optimizer_of(job, model)
-    state, hook = hook_of(job, model.module, optimizer)
+    local = None if job.local is None else commlayer.LocalSteps(model, optimizer, group=dist.group.WORLD, **job.local)
+    state, hook = (None, None) if local is not None else hook_of(job, model.module, optimizer)
     ours = state if isinstance(state, commlayer.HookState) else None
     if ours is not None:
         ours.group()  # makes it, or the first step would
@@ -160,8 +167,8 @@ def train(job: Job, text: Tensor, held_out: Tensor) -> Log:
         draw = draw_batch(text, job.context, job.batch, (job.seed * 100_000 + step) * world + rank)
         return functional.cross_entropy(model(draw[0]).flatten(0, 1), draw[1].flatten())
 
-    def validate() -> float:
-        with torch.no_grad():
+    def validate(*, is_last: bool) -> float:
+        with torch.no_grad(), contextlib.nullcontext() if local is None or is_last else local.averaged():
             loss = functional.cross_entropy(model.module(inputs).flatten(0, 1), targets.flatten())
         dist.all_reduce(loss)
         return loss.item() / world
@@ -172,6 +179,9 @@ def train(job: Job, text: Tensor, held_out: Tensor) -> Log:
     cpu_s: list[float] = []
     sent_bytes: list[int] = []
     validations: list[tuple[int, float, float]] = []
+    sharing = contextlib.ExitStack()
+    if local is not None:
+        sharing.enter_context(local)
     dist.barrier()
     for step in range(job.steps):
         start, start_cpu, start_sent = time.perf_counter(), time.process_time(), interface_bytes()
@@ -180,14 +190,17 @@ def train(job: Job, text: Tensor, held_out: Tensor) -> Log:
         optimizer.step()
         optimizer.zero_grad()
         schedule.step()
+        is_last = step + 1 == job.steps
+        if is_last:
+            sharing.close()  # the last syncs are a part of the training
         end = time.perf_counter()
         step_s.append(end - start)
         cpu_s.append(time.process_time() - start_cpu)
         sent_bytes.append(interface_bytes() - start_sent)
         update_s.append(end - update_start)
         pause = False
-        if (job.validate_every and (step + 1) % job.validate_every == 0) or step + 1 == job.steps:
-            validations.append((step + 1, sum(step_s), validate()))
+        if (job.validate_every and (step + 1) % job.validate_every == 0) or is_last:
+            validations.append((step + 1, sum(step_s), validate(is_last=is_last)))
             pause = True
         if step % CALIBRATE_EVERY == WARM_UP_STEPS:
             # the same work without communication; drop its gradients

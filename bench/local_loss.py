@@ -1,0 +1,364 @@
+"""Steps to a loss with local steps, in parts of those of exact training: the price of fewer exchanges.
+
+    python -m bench.local_loss                                    everything (days of one core: see --only)
+    python -m bench.local_loss --only 8 --only 32 --seeds 2       these H, the first two seeds
+    python -m bench.local_loss --model "byte GPT" --optimizer AdamW --start 100    a part of the table
+    python -m bench.local_loss --quick                            one seed, few steps; prints, and keeps nothing
+    python -m bench.local_loss --table                            only the table of the kept results
+
+Each call trains what the results lack of its part of the table, seed by seed. Fixed before the first run:
+
+- The *factor* of a system is its number of steps, 1,500, divided by that of an exact training which ends with the same
+  validation loss. It comes from exact trainings of the `LENGTHS`, each with a whole cosine of its own, of the same
+  seed, by linear interpolation between two of them. A loss above that of the shortest has no factor, only a limit.
+- Claim of equivalence, for each system: the mean difference of the final loss to exact training is within 0.005 nats,
+  by two one-sided t-tests at 5 % each (bench/harness/equivalence.py), paired by seed, 12 seeds. With fewer seeds the
+  table says "open", whatever the figures are.
+- Models, text, batches, learning rate and validation are those of bench/fidelity.py: 4 sites, 512 bytes per step.
+  Exact training clips the averaged gradient, as a loop with DDP does. Local steps clip the gradient of each site, in
+  their exact steps, too, as `LocalSteps` does.
+- Sites are virtual (bench/jobs/virtual_sites.py): the `Rounds` of `LocalSteps`, in the bits of a network. The outer
+  optimizer is that which `LocalSteps` chooses. Losses are those of the shared weights.
+- Muon has the matrices of the layers, with `match_rms_adamw`, and AdamW the rest, embeddings and head: all with the
+  learning rate of AdamW, which was not tuned for Muon.
+
+All systems of a seed are trained together, as one batch of models. Writes bench/results/local_loss.json after each
+seed, and the table of docs/local_bench.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import statistics
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from bench.fidelity import (
+    BATCH,
+    CHUNK,
+    CLIP,
+    CONTEXT,
+    LEARNING_RATE,
+    MARGIN,
+    MODELS,
+    RANKS,
+    SEEDS,
+    STEPS,
+    VALIDATION_WINDOWS,
+    Replicas,
+)
+from bench.harness.equivalence import Equivalence
+from bench.harness.options import options
+from bench.harness.page import write_between
+from bench.harness.results import read_results, today, write_results
+from bench.jobs.training import ROOT, hold_out, learning_rate_share
+from bench.jobs.virtual_ranks import mean_into
+from bench.jobs.virtual_sites import VirtualSites
+from commlayer import Fine
+from commlayer.frontend.local.outer import Outer
+from commlayer.frontend.local.rounds import Form
+from commlayer.frontend.local.turns import Turns
+from commlayer.tools.bench import machine
+from examples.train_gpt import draw_batch, standard_library_text
+
+RESULTS = ROOT / "bench/results/local_loss.json"
+PAGE = ROOT / "docs/local_bench.md"
+
+EVERY = (1, 2, 4, 8, 16, 32, 64)
+CODECS = ("none", "int4-int8")
+STARTS = (0, 100)
+"""Exact steps before local ones."""
+OPTIMIZERS = ("AdamW", "Muon")
+LENGTHS = (500, 750, 1000, 1250, STEPS)
+"""Steps of exact trainings."""
+
+Log = dict[str, Any]
+"""A run: `model`, `optimizer`, `seed`, `steps`, the fields of its `System`, and the final `loss`."""
+
+
+class System(NamedTuple):
+    """A way to train."""
+
+    every: int = 0
+    """H; 0: exact training."""
+    fragments: int = 1
+    delay: int = 0
+    codec: str = "none"
+    exact_steps: int = 0
+
+    @property
+    def turns(self) -> Turns:
+        return Turns(self.every, self.fragments, self.delay)
+
+
+EXACT = System()
+
+
+def systems_of(every: Iterable[int], starts: Iterable[int]) -> list[System]:
+    """The rows of the table: one fragment that is late by 0, H / 2 and H - 1, and the fragments of `LocalSteps`, each
+    late by a whole turn, as it chooses."""
+    found = dict.fromkeys(
+        System(h, fragments, delay, codec, start)
+        for start in starts
+        for h in every
+        for fragments, delay in (*((1, delay) for delay in (0, h // 2, h - 1)), usual(h))
+        for codec in CODECS
+    )
+    return list(found)
+
+
+def usual(every: int) -> tuple[int, int]:
+    """The fragments and the delay that `LocalSteps(every=...)` has, where it has enough steps for 4 fragments."""
+    fragments = min(4, every)
+    return fragments, Turns.of(every, fragments, None).delay
+
+
+def placed(model: nn.Module, row: Tensor) -> nn.Module:
+    """A model whose parameters lie in a row of the weights of all."""
+    made, at = copy.deepcopy(model), 0
+    for parameter in made.parameters():
+        parameter.data = row[at : at + parameter.numel()].view(parameter.shape)
+        at += parameter.numel()
+    return made
+
+
+def clip(gradients: Tensor) -> None:
+    """Clips each row, as `clip_grad_norm_` does."""
+    norms = torch.linalg.vector_norm(gradients, dim=-1, keepdim=True)
+    gradients.mul_((CLIP / (norms + 1e-6)).clamp(max=1.0))
+
+
+class Trainers:
+    """The optimizers of all rows."""
+
+    def __init__(self, kind: str, replicas: Replicas, models: Sequence[nn.Module], steps: int) -> None:
+        self._weights = replicas.weights
+        self._weights.grad = torch.zeros_like(replicas.weights)
+        self._optimizers: list[torch.optim.Optimizer]
+        if kind == "AdamW":
+            self._optimizers = [torch.optim.AdamW([self._weights], lr=LEARNING_RATE, fused=True)]
+        else:
+            matrices: list[nn.Parameter] = []
+            others: list[nn.Parameter] = []
+            for model, gradient in zip(models, self._weights.grad, strict=True):
+                rows = zip(model.named_parameters(), placed(model, gradient).parameters(), strict=True)
+                for (name, parameter), row in rows:
+                    parameter.grad = row.detach()
+                    is_inner = parameter.dim() == 2 and name.startswith("blocks")
+                    (matrices if is_inner else others).append(parameter)
+            self._optimizers = [
+                torch.optim.Muon(matrices, lr=LEARNING_RATE, adjust_lr_fn="match_rms_adamw"),
+                torch.optim.AdamW(others, lr=LEARNING_RATE, fused=True),
+            ]
+        self._schedules = [
+            torch.optim.lr_scheduler.LambdaLR(each, lambda step: learning_rate_share(step, steps))
+            for each in self._optimizers
+        ]
+
+    def step(self, gradients: Tensor) -> None:
+        """A step of all rows."""
+        assert self._weights.grad is not None
+        self._weights.grad.copy_(gradients)
+        for optimizer, schedule in zip(self._optimizers, self._schedules, strict=True):
+            optimizer.step()
+            schedule.step()
+
+
+def averaged(system: System, rows: Tensor, *, is_local: bool) -> None:
+    """Clips the gradients of a system's sites, and replaces them by their average unless its steps are local."""
+    if system.every:
+        clip(rows)
+    if not is_local:
+        mean = torch.empty_like(rows[0])
+        mean_into(rows.numpy(), mean.numpy())
+        if not system.every:
+            clip(mean)
+        rows.copy_(mean)
+
+
+def train(name: str, optimizer: str, seed: int, systems: Sequence[System], steps: int = STEPS) -> list[Log]:
+    """Trains the model of this name in all systems."""
+    text, held_out = hold_out(standard_library_text())
+    windows = draw_batch(held_out, CONTEXT, VALIDATION_WINDOWS if steps >= LENGTHS[0] else CHUNK, 1_000_000)
+    torch.manual_seed(seed)
+    model = MODELS[name]()
+    replicas = Replicas(model, len(systems) * RANKS)
+    rows = replicas.weights.detach()
+    models = [placed(model, row) for row in rows]
+    trainers = Trainers(optimizer, replicas, models, steps)
+    with contextlib.ExitStack() as stack:
+        sites: list[VirtualSites | None] = [None] * len(systems)
+        for step in range(steps):
+            for i, system in enumerate(systems):
+                if system.every and step == system.exact_steps:
+                    own = models[i * RANKS : (i + 1) * RANKS]
+                    form = Form(system.codec, Fine(), is_weighted=False)
+                    made = VirtualSites(own, system.turns, Outer.default(system.turns), form)
+                    sites[i] = stack.enter_context(made)
+            draws = [draw_batch(text, CONTEXT, BATCH, (seed * 100_000 + step) * RANKS + rank) for rank in range(RANKS)]
+            inputs, targets = (torch.stack(each).repeat(len(systems), 1, 1) for each in zip(*draws, strict=True))
+            gradients = replicas.gradients_of_rows(rows, inputs, targets)
+            for system, each, own_rows in zip(systems, sites, gradients.view(len(systems), RANKS, -1), strict=True):
+                averaged(system, own_rows, is_local=each is not None)
+            trainers.step(gradients)
+            for each in sites:
+                if each is not None:
+                    each.step()
+        for each in sites:
+            if each is not None:
+                each.leave()
+    losses = replicas.validate(*windows, every=RANKS)
+    about = {"model": name, "optimizer": optimizer, "seed": seed, "steps": steps}
+    return [{**about, **system._asdict(), "loss": loss} for system, loss in zip(systems, losses, strict=True)]
+
+
+def system_of(log: Log) -> System:
+    return System(*(log[field] for field in System._fields))
+
+
+def measure(content: dict[str, Any], part: Mapping[tuple[str, str], Sequence[System]], seeds: Sequence[int]) -> None:
+    """Trains what the results lack of a part of the table, by model and optimizer, and writes them after each batch."""
+    runs = content.setdefault("runs", [])
+    about = machine.facts()  # taken before the results, a tracked file, change
+    for seed in seeds:
+        for (name, optimizer), systems in part.items():
+            for steps in LENGTHS:
+                done = {
+                    system_of(log)
+                    for log in runs
+                    if (log["model"], log["optimizer"], log["seed"], log["steps"]) == (name, optimizer, seed, steps)
+                }
+                wanted = [EXACT, *systems] if steps == STEPS else [EXACT]
+                todo = [each for each in wanted if each not in done]
+                if not todo:
+                    continue
+                start_s = time.perf_counter()
+                runs += train(name, optimizer, seed, todo, steps)
+                content |= {"machine": about, "measured": today()}
+                write_results(RESULTS, content)
+                took_s = time.perf_counter() - start_s
+                print(f"seed {seed}, {name}, {optimizer}: {len(todo)} of {steps} steps in {took_s:.0f} s", flush=True)
+
+
+def exact_steps_for(loss: float, by_steps: Mapping[int, float]) -> float | None:
+    """The steps of an exact training that ends with this loss, by linear interpolation; None above all of them. A lower
+    loss than that of the longest counts as its."""
+    lengths = sorted(by_steps)
+    if loss > by_steps[lengths[0]]:
+        return None
+    for shorter, longer in pairwise(lengths):
+        if loss >= by_steps[longer]:
+            between = (by_steps[shorter] - loss) / (by_steps[shorter] - by_steps[longer])
+            return shorter + between * (longer - shorter)
+    return lengths[-1]
+
+
+class Row(NamedTuple):
+    """What the seeds say of a system."""
+
+    system: System
+    seeds: list[int]
+    differences: list[float]
+    """Of the final loss to exact training, by seed."""
+    factors: list[float | None]
+
+    @staticmethod
+    def of(system: System, runs: Sequence[Log]) -> Row | None:
+        """From the runs of one model and optimizer; None if there is none of the system."""
+        exact: dict[int, dict[int, float]] = {}
+        for log in runs:
+            if system_of(log) == EXACT:
+                exact.setdefault(log["seed"], {})[log["steps"]] = log["loss"]
+        own = {log["seed"]: log["loss"] for log in runs if system_of(log) == system and log["steps"] == STEPS}
+        seeds = [seed for seed in sorted(own) if set(LENGTHS) <= set(exact.get(seed, ()))]
+        steps = [exact_steps_for(own[seed], exact[seed]) for seed in seeds]
+        factors = [None if each is None else STEPS / each for each in steps]
+        return Row(system, seeds, [own[seed] - exact[seed][STEPS] for seed in seeds], factors) if seeds else None
+
+    @property
+    def factor(self) -> float | None:
+        """The mean; None if a seed has none."""
+        known = [each for each in self.factors if each is not None]
+        return statistics.fmean(known) if len(known) == len(self.factors) else None
+
+    @property
+    def cells(self) -> list[str]:
+        system, outer = self.system, Outer.default(self.system.turns)
+        most = STEPS / LENGTHS[0]
+        factors = ", ".join(f"above {most:g}" if each is None else f"{each:.2f}" for each in self.factors)
+        cells = [str(system.every), str(system.fragments), str(system.delay), system.codec, str(system.exact_steps)]
+        cells += [f"{outer.lr:g}, {outer.momentum:g}", factors, f"{statistics.fmean(self.differences):+.4f}"]
+        if len(self.seeds) < 2:
+            return [*cells, "", "open"]
+        found = Equivalence.of(self.differences, MARGIN)
+        is_whole = len(self.seeds) >= len(SEEDS)
+        verdict = "equivalent" if found.shown else "differs" if found.differs(MARGIN) else "not shown"
+        return [*cells, f"{found.low:+.4f} to {found.high:+.4f}", verdict if is_whole else "open"]
+
+
+def rows_of(content: Mapping[str, Any], name: str, optimizer: str) -> list[Row]:
+    """The rows of a model and an optimizer that have a seed."""
+    runs = [log for log in content.get("runs", ()) if (log["model"], log["optimizer"]) == (name, optimizer)]
+    return [row for system in systems_of(EVERY, STARTS) if (row := Row.of(system, runs)) is not None]
+
+
+def table(content: Mapping[str, Any]) -> str:
+    """The table of the page, as Markdown: only from the results."""
+    columns = ["H", "fragments", "delay", "codec", "exact steps first", "outer", "factor, by seed"]
+    columns += ["difference of loss", "90 % interval", f"within ±{MARGIN} nats"]
+    parts = []
+    for name in MODELS:
+        for optimizer in OPTIMIZERS:
+            rows = rows_of(content, name, optimizer)
+            if not rows:
+                parts.append(f"### {name}, {optimizer}\n\nNot measured.")
+                continue
+            lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+            lines += [f"| {' | '.join(row.cells)} |" for row in rows]
+            found = max(len(row.seeds) for row in rows)
+            missing = len(systems_of(EVERY, STARTS)) - len(rows)
+            sentence = f"{found} of {len(SEEDS)} seeds. {missing} rows were not measured."
+            parts.append("\n".join([f"### {name}, {optimizer}", "", *lines, "", sentence]))
+    about = content.get("machine")
+    if about:
+        parts.append(
+            f"Measured {content['measured']} on {about['cpu']}, torch {about['torch']}, commit {about['git_commit']}. "
+            "Generated by `bench/local_loss.py` from `bench/results/local_loss.json`."
+        )
+    return "\n\n".join(parts)
+
+
+def main() -> int:
+    """0."""
+    parser = options(__doc__, only=EVERY, seeds=len(SEEDS), quick="one seed, few steps", table=True)
+    parser.add_argument("--model", action="append", choices=list(MODELS), help="this model alone (may be repeated)")
+    parser.add_argument("--optimizer", action="append", choices=OPTIMIZERS, help="this optimizer alone")
+    parser.add_argument("--start", action="append", type=int, choices=STARTS, help="this many exact steps first, alone")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    systems = systems_of(arguments.only or EVERY, arguments.start or STARTS)
+    kinds = [(name, each) for name in arguments.model or MODELS for each in arguments.optimizer or OPTIMIZERS]
+    if arguments.quick:
+        for name, optimizer in kinds:
+            start_s, few = time.perf_counter(), [EXACT, *(each._replace(exact_steps=0) for each in systems[:7])]
+            logs = train(name, optimizer, SEEDS[0], few, 20)
+            took_s = (time.perf_counter() - start_s) / 20 / len(few)
+            print(f"{name}, {optimizer}: {took_s * 1e3:.1f} ms per step and system")
+            print(*(f"{system_of(log)}: {log['loss']:.4f}" for log in logs), sep="\n")
+        return 0
+    content: dict[str, Any] = read_results(RESULTS, {})
+    if not arguments.table:
+        measure(content, dict.fromkeys(kinds, systems), SEEDS[: arguments.seeds])
+    write_between(PAGE, losses=table(content))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

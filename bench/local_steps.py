@@ -1,0 +1,291 @@
+"""Seconds per step with local steps on slow links, beside DDP on gloo at its best and on commlayer's hook.
+
+    python -m bench.local_steps                 all links (about 20 minutes; the links need root)
+    python -m bench.local_steps --only 20       one rate in Mbit/s, merged into the kept results
+    python -m bench.local_steps --only 8x2      8 sites of 2 ranks, 20 and 1,000 Mbit/s, 100 ms there and back, 1 % loss
+    python -m bench.local_steps --train         trainings end to end at 20 and 100 Mbit/s (6 minutes)
+    python -m bench.local_steps --quick         one round at 100 Mbit/s; keeps nothing
+    python -m bench.local_steps --table         only the tables of the kept results
+
+The accelerator is a sleep of 56 ms per step, as long as the GPT of docs/training.md computes, so that the cores do not
+decide; the model has as many values, 1.07 million. (8x2: 280 ms, because two cores run 16 ranks.) Collectives are real,
+between emulated hosts, each of which is a site. The systems run in turns; each round begins with another one. gloo has
+float32 and torch's bf16 hook, with TCP cubic and bbr, and the best of them counts; the hook of commlayer has
+`codec="auto"`, without and with state. LocalSGD is torch's `PeriodicModelAverager` on gloo, in float32.
+
+A step's mean is over whole rounds of H. Bytes are those that the kernel counts on the interfaces of rank 0's host. The
+busy share of the machine's CPU stands beside each row. The *time to a loss* is the mean step times the factor of
+steps of bench/local_loss.py, for the same H, fragments, delay and codec: a product of two measurements.
+
+With `--train` the byte GPT of bench/fidelity.py, 83,008 values, trains end to end, and computes on the cores. Exact
+trainings make 1,500 steps, local ones 2,000, each with a whole cosine: time and loss at the end count. Writes
+bench/results/local_steps.json and tables of docs/local_bench.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench import local_loss
+from bench.harness import turns
+from bench.harness.options import options
+from bench.harness.page import write_between
+from bench.harness.results import read_results, today, write_results
+from bench.harness.turns import ROOT, Log, by_system, in_turns
+from bench.jobs import training
+from bench.jobs.local_steps import Job, train
+from commlayer.tools.bench import machine
+from commlayer.tools.emulate.link import Link
+from commlayer.tools.emulate.scenario import Scenario
+
+RESULTS = ROOT / "bench/results/local_steps.json"
+PAGE = ROOT / "docs/local_bench.md"
+MODULE = "bench.local_steps"
+
+RATES_MBIT_S = (20, 100, 200, 1000)
+SITES_OF_TWO = "8x2"
+SITES_OF_TWO_RATES = (20, 1000)
+CASES = (*map(str, RATES_MBIT_S), SITES_OF_TWO)
+ROUNDS = 3
+HOSTS = 4
+
+ALONE, AUTO, STATE, LOCAL_AUTO = "computation alone", "hook, auto", "hook, auto with state", "local, auto"
+EVERY = (1, 4, 8, 16, 32, 64)
+PERIODS = (8, 16, 32)
+SETTLE = 14
+"""Steps in which `auto` tries its candidates."""
+
+
+def jobs_of() -> list[Job]:
+    """All systems."""
+    return [
+        Job(ALONE, is_alone=True),
+        Job("gloo, cubic f32", "gloo", "cubic", warm_up=3, steps=4),
+        *(Job(f"gloo, {cc} bf16", "gloo", cc, "bf16", warm_up=3) for cc in ("cubic", "bbr")),
+        Job(AUTO, policy={"codec": "auto"}, warm_up=SETTLE),
+        Job(STATE, policy={"codec": "auto", "allow_state": True, "exact_steps": 3}, warm_up=SETTLE),
+        Job(LOCAL_AUTO, local={"every": "auto"}, warm_up=8, steps=24),
+        *(Job(name_of(h), local={"every": h, "fragments": min(4, h)}, warm_up=1, steps=24) for h in EVERY),
+        *(Job(f"LocalSGD on gloo, H {h}", "gloo", "cubic", period=h, warm_up=1, steps=2 * h) for h in PERIODS),
+    ]
+
+
+def jobs_of_two() -> list[Job]:
+    """The systems of the sites of two ranks."""
+    common: dict[str, Any] = {"step_s": 0.28, "ranks_per_host": 2}
+    return [
+        Job(ALONE, is_alone=True, **common),
+        Job(LOCAL_AUTO, local={"every": "auto"}, warm_up=8, steps=24, **common),
+        *(Job(name_of(h), local={"every": h}, warm_up=1, steps=24, **common) for h in (8, 32)),
+    ]
+
+
+TRAINED_AT = ("20", "100")
+TRAINED: dict[str, Any] = {"width": 48, "layers": 2, "heads": 4, "context": 32, "batch": 4, "learning_rate": 1e-2}
+TRAINED |= {"validate_every": 250, "validation_batch": 512}
+TRAINED_STEPS, LOCAL_STEPS = 1500, 2000
+TRAINING = "Training, "
+
+
+def trainings() -> list[training.Job]:
+    """The systems that train end to end."""
+    state = {"codec": "auto", "allow_state": True, "exact_steps": 8}
+    exact: dict[str, Any] = {**TRAINED, "steps": TRAINED_STEPS}
+    return [
+        *(training.Job(f"gloo, {cc} bf16", "gloo", cc, "bf16", **exact) for cc in ("cubic", "bbr")),
+        training.Job(AUTO, policy={"codec": "auto"}, **exact),
+        training.Job(STATE, policy=state, **exact),
+        *(
+            training.Job(name_of(h), local={"every": h, "exact_steps": 100}, steps=LOCAL_STEPS, **TRAINED)
+            for h in (8, 16)
+        ),
+    ]
+
+
+def measure_training(rate: str) -> dict[str, Any]:
+    """The trainings at a rate. Raises RuntimeError if one failed."""
+    scenario = Scenario(HOSTS, (Link(rate_bps=int(rate) * 1e6),), tcp_congestion_control=("cubic", "bbr"))
+    about, jobs = machine.facts(), trainings()
+    runs = training.measure(scenario, jobs, turns.LOGS, name=f"local_training.{rate}")
+    if len(runs) < len(jobs):
+        raise RuntimeError(f"{rate} Mbit/s: only {len(runs)} of {len(jobs)} trainings ended")
+    kept = [{**log, "step_s": [], "cpu_s": [], "sent_bytes": sum(log["sent_bytes"])} for log in runs]
+    return {"network": scenario.table, "runs": kept, "machine": about, "measured": today()}
+
+
+def _trained(name: str, network: Mapping[str, Any]) -> list[str]:
+    runs = network["runs"]
+    gloo = min((log for log in runs if log["job"]["backend"] == "gloo"), key=lambda log: log["validations"][-1][1])
+    state = next(log for log in runs if log["job"]["system"] == STATE)
+    columns = ["system", "steps", "exact first", "seconds", "MB sent", "final loss", "difference to gloo's"]
+    columns += ["best gloo / this, seconds", "with state / this"]
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    for log in runs:
+        steps, seconds, loss = log["validations"][-1]
+        cells = [
+            log["job"]["system"],
+            str(steps),
+            str((log["job"]["local"] or {}).get("exact_steps", "")),
+            f"{seconds:.1f}",
+            f"{log['sent_bytes'] / 1e6:.1f}",
+            f"{loss:.4f}",
+            f"{loss - gloo['validations'][-1][2]:+.4f}",
+            *(f"{other['validations'][-1][1] / seconds:.2f}" for other in (gloo, state)),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    about = network["machine"]
+    conditions = (
+        f"{Scenario.from_table(network['network'])}. {runs[0]['parameters']:,} parameters; one seed. Ratios of seconds "
+        f"are times to a loss only where the difference is 0 or below. Measured {network['measured']} on "
+        f"{about['cores']} cores of {about['cpu']}, torch {about['torch']}, load average {about['load_average']} at "
+        f"the start, commit {about['git_commit']}."
+    )
+    return [f"### {name}", "\n".join(lines), conditions]
+
+
+def name_of(every: int) -> str:
+    return f"local, H {every}"
+
+
+def measure_case(case: str, rounds: int, *, short: bool = False) -> dict[str, Any]:
+    """The results of a case by the name of its network. Raises RuntimeError if a rank failed."""
+    found = {}
+    is_of_two = case == SITES_OF_TWO
+    for rate in SITES_OF_TWO_RATES if is_of_two else (int(case),):
+        link = Link(rate_bps=rate * 1e6, loss=0.01 * is_of_two, delay_ms=50.0 * is_of_two)
+        hosts, per_host = (8, 2) if is_of_two else (HOSTS, 1)
+        algorithms = ("cubic", "bbr")
+        scenario = Scenario(hosts, (link,), ranks_per_host=per_host, tcp_congestion_control=algorithms)
+        jobs = jobs_of_two() if is_of_two else jobs_of()
+        if short:
+            jobs = [dataclasses.replace(job, steps=2) for job in jobs]
+        about = machine.facts()
+        request = {"jobs": [dataclasses.asdict(job) for job in in_turns(jobs, rounds)]}
+        name = f"{hosts} x {per_host}, {rate} Mbit/s"
+        runs = turns.measure(scenario, MODULE, request, f"local_steps.{case}.{rate}")
+        order = {job.system: i for i, job in enumerate(jobs)}
+        runs.sort(key=lambda log: order[log["job"]["system"]])
+        found[name] = {"network": scenario.table, "runs": runs, "machine": about, "measured": today()}
+    return found
+
+
+def serve(request: Path, written: Path) -> None:
+    """Runs the jobs on each rank."""
+    turns.serve(request, written, lambda job: str(job["backend"]), lambda job, _: train(Job(**job)))
+
+
+def mean_s(logs: Sequence[Log]) -> list[float]:
+    """The mean step of each round."""
+    return [statistics.fmean(log["step_s"]) for log in logs]
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The smallest value that is not below this share of them."""
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
+
+
+def best_gloo(steps: Mapping[str, Sequence[float]]) -> str:
+    """The gloo that averages gradients in the shortest steps, in 16 bits or in float32."""
+    return min((name for name in steps if name.startswith("gloo")), key=lambda name: statistics.median(steps[name]))
+
+
+def _ratio(theirs: Sequence[float], ours: Sequence[float], factor: float = 1.0) -> str:
+    """The median ratio of the rounds."""
+    return f"{statistics.median(a / (b * factor) for a, b in zip(theirs, ours, strict=True)):.2f}"
+
+
+def factor_of(losses: Mapping[str, Any], every: int) -> float | None:
+    """The measured factor of steps of `LocalSteps(every=...)`, with the fragments, delay and codec that it chooses."""
+    for row in local_loss.rows_of(losses, "byte GPT", "AdamW"):
+        fragments, delay = local_loss.usual(every)
+        if row.system == local_loss.System(every, fragments, delay, "int4-int8", local_loss.STARTS[1]):
+            return row.factor
+    return None
+
+
+def _network(name: str, network: Mapping[str, Any], losses: Mapping[str, Any]) -> list[str]:
+    runs = by_system(network["runs"])
+    steps = {system: mean_s(logs) for system, logs in runs.items()}
+    gloo = best_gloo(steps) if AUTO in steps else None
+    columns = ["system", "mean step (ms)", "range", "median", "p99", "MB sent per step", "share of computation"]
+    columns += ["best gloo / this", "hook, auto / this", "with state / this", "factor of steps"]
+    columns += ["time to a loss: best gloo / this", "with state / this", "busy CPU"]
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    for system, values in steps.items():
+        each = [seconds for log in runs[system] for seconds in log["step_s"]]
+        cells = [
+            system + f" (H {runs[system][0]['every']})" * (system == LOCAL_AUTO),
+            f"{statistics.median(values) * 1e3:.1f}",
+            f"{min(values) * 1e3:.1f} to {max(values) * 1e3:.1f}",
+            f"{statistics.median(each) * 1e3:.1f}",
+            f"{percentile(each, 0.99) * 1e3:.1f}",
+            f"{statistics.median(log['sent_bytes'] for log in runs[system]) / 1e6:.3f}",
+            f"{statistics.median(steps[ALONE]) / statistics.median(values):.1%}",
+        ]
+        if gloo is None:
+            cells += [""] * 6
+        else:
+            cells += [_ratio(steps[other], values) for other in (gloo, AUTO, STATE)]
+            factor = factor_of(losses, runs[system][0]["every"]) if runs[system][0]["job"]["local"] else None
+            cells += ["", "", ""] if factor is None else [
+                f"{factor:.2f}", *(_ratio(steps[other], values, factor) for other in (gloo, STATE))
+            ]  # fmt: skip
+        lines.append(f"| {' | '.join([*cells, turns.busy_cell(runs[system])])} |")
+    about, sleep_s = network["machine"], network["runs"][0]["job"]["step_s"]
+    words = runs[LOCAL_AUTO][0]["words"].splitlines()[0]
+    best = f" The best gloo is `{gloo}`." if gloo else ""
+    conditions = (
+        f"{Scenario.from_table(network['network'])}. {sleep_s * 1e3:.0f} ms of a step are a sleep. "
+        f"{len(steps[ALONE])} rounds in turns.{best} `explain()` of `auto`: `{words}`. Measured "
+        f"{network['measured']} on {about['cores']} cores of {about['cpu']}, {about['kernel']}, torch "
+        f"{about['torch']}, load average {about['load_average']} at the start, commit {about['git_commit']}."
+    )
+    return [f"### {name}", "\n".join(lines), conditions]
+
+
+def table(content: Mapping[str, Any], losses: Mapping[str, Any]) -> str:
+    """The tables of the page, as Markdown: only from the results."""
+    parts = []
+    for name, network in content.items():
+        parts += _trained(name, network) if name.startswith(TRAINING) else _network(name, network, losses)
+    return "\n\n".join(parts) or "Nothing was measured."
+
+
+def main() -> int:
+    """0; 2 if a run failed."""
+    parser = options(__doc__, only=CASES, rounds=ROUNDS, quick="one round at 100 Mbit/s", table=True)
+    parser.add_argument("--train", action="store_true", help="trainings end to end, instead of steps")
+    parser.add_argument("--rank", nargs=2, type=Path, metavar=("JOBS", "LOGS"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.rank:
+        serve(*arguments.rank)
+        return 0
+    content: dict[str, Any] = {} if arguments.quick else read_results(RESULTS, {})
+    losses = read_results(local_loss.RESULTS, {})
+    cases = ["100"] if arguments.quick else arguments.only or (TRAINED_AT if arguments.train else CASES)
+    for case in () if arguments.table else cases:
+        try:
+            if arguments.train:
+                content[f"{TRAINING}{case} Mbit/s"] = measure_training(case)
+            else:
+                content |= measure_case(case, 1 if arguments.quick else arguments.rounds, short=arguments.quick)
+        except RuntimeError as error:
+            print(error, file=sys.stderr)
+            return 2
+        if not arguments.quick:
+            write_results(RESULTS, content)
+    if arguments.quick:
+        print(table(content, losses))
+    else:
+        write_between(PAGE, steps=table(content, losses))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,75 @@
+import dataclasses
+from typing import Any
+
+import pytest
+
+from bench import local_steps
+from bench.jobs.local_steps import Job
+from bench.local_loss import EXACT, LENGTHS, System, usual
+from bench.local_steps import ALONE, AUTO, LOCAL_AUTO, STATE, best_gloo, jobs_of, jobs_of_two, percentile, table
+from commlayer.tools.emulate.link import Link
+from commlayer.tools.emulate.scenario import Scenario
+
+SECONDS = {ALONE: 0.05, "gloo, cubic f32": 2.0, "gloo, cubic bf16": 1.0, "gloo, bbr bf16": 1.2, AUTO: 0.4, STATE: 0.2}
+ABOUT = {"cores": 2, "cpu": "x", "kernel": "y", "torch": "z", "load_average": 0, "git_commit": "c"}
+
+
+def log(job: Job, step_s: float, every: int) -> dict[str, Any]:
+    about = {"job": dataclasses.asdict(job), "step_s": [step_s] * 9 + [3 * step_s], "sent_bytes": 1e6}
+    return {**about, "every": every, "busy": 0.1, "of_ranks": 0.1, "words": "decided" if job.local else ""}
+
+
+def network(jobs: list[Job]) -> dict[str, Any]:
+    runs = []
+    for job in jobs:
+        every = {LOCAL_AUTO: 8}.get(job.system, (job.local or {}).get("every", 1))
+        runs += [log(job, SECONDS.get(job.system, 0.0625), every) for _ in range(2)]
+    scenario = Scenario(hosts=4, nics=(Link(rate_bps=2e7),))
+    return {"network": scenario.table, "runs": runs, "machine": ABOUT, "measured": "today"}
+
+
+def row_of(text: str, system: str) -> list[str]:
+    return next(line for line in text.splitlines() if line.startswith(f"| {system} ")).split(" | ")
+
+
+def test_table_compares_with_the_best_gloo_and_the_hook() -> None:
+    text = table({"20": network(jobs_of())}, {})
+    row = row_of(text, "local, H 16")
+    assert row[1] == "75.0"
+    assert row[3:5] == ["62.5", "187.5"]
+    assert row[6] == "80.0%"
+    assert row[7:10] == ["16.00", "6.40", "3.20"]
+    assert row[10:13] == ["", "", ""]
+    assert row_of(text, f"{LOCAL_AUTO} (H 8)")[7] == "16.00"
+    assert "The best gloo is `gloo, cubic bf16`" in text
+
+
+def test_time_to_a_loss_is_the_step_times_the_measured_factor() -> None:
+    about = {"model": "byte GPT", "optimizer": "AdamW", "seed": 1}
+    system = System(16, *usual(16), "int4-int8", 100)
+    runs = [{**about, "steps": steps, **EXACT._asdict(), "loss": 3 - steps / 1000} for steps in LENGTHS]
+    runs.append({**about, "steps": 1500, **system._asdict(), "loss": 3 - 1.2})  # as 1,200 exact steps
+    row = row_of(table({"20": network(jobs_of())}, {"runs": runs}), "local, H 16")
+    assert row[10:13] == ["1.25", "12.80", "2.56"]
+
+
+def test_sites_of_two_have_no_gloo() -> None:
+    text = table({"8 x 2": network(jobs_of_two())}, {})
+    assert row_of(text, "local, H 8")[6] == "80.0%"
+    assert "best gloo is" not in text
+
+
+def test_gloo_is_the_one_that_averages_gradients() -> None:
+    assert best_gloo({"gloo, a": [3.0], "gloo, b": [2.0], "LocalSGD on gloo, H 8": [1.0]}) == "gloo, b"
+
+
+@pytest.mark.parametrize(("share", "expected"), [(0.0, 0), (0.5, 50), (0.99, 99), (1.0, 99)])
+def test_percentile(share: float, expected: int) -> None:
+    assert percentile(range(100), share) == expected
+
+
+def test_local_jobs_run_whole_rounds_of_their_own_count() -> None:
+    for job in (*jobs_of(), *jobs_of_two()):
+        if job.local is not None and job.local["every"] != "auto":
+            assert job.local.get("fragments", 4) <= job.local["every"]
+    assert {job.period for job in jobs_of()} == {0, *local_steps.PERIODS}
