@@ -176,8 +176,8 @@ def measure_case(case: str, rounds: int, *, short: bool = False) -> dict[str, An
 
 
 def serve(request: Path, written: Path) -> None:
-    """Runs the jobs on each rank."""
-    turns.serve(request, written, lambda job: str(job["backend"]), lambda job, _: train(Job(**job)))
+    """Runs the jobs on each rank, once: mostly they sleep and wait, so that a load beside them changes little."""
+    turns.serve(request, written, lambda job: str(job["backend"]), lambda job, _: train(Job(**job)), repeats=0)
 
 
 def mean_s(logs: Sequence[Log]) -> list[float]:

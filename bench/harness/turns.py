@@ -142,11 +142,13 @@ def serve(
     backend: Callable[[Log], str],
     train: Callable[[Log, Log], Log],
     limit_s: float = LIMIT_S,
+    repeats: int = REPEATS,
 ) -> None:
     """Runs the jobs on each rank, each in a process group of its `backend`; rank 0 writes their logs.
 
     A job is a table with `system` and perhaps `tcp_cc`. `train` gets the job and the whole request, and returns its
-    log: `step_s`, and the fields of `busy`. A job that ran beside another load is repeated, whatever its steps took.
+    log: `step_s`, and the fields of `busy`. A job that ran beside another load is repeated, whatever its steps took, up
+    to `repeats` times.
     """
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     torch.set_num_threads(1)
@@ -156,7 +158,7 @@ def serve(
     content = json.loads(request.read_text())
     for number, job in enumerate(content["jobs"]):
         TCP_CC.write_text(job.get("tcp_cc") or default_tcp_cc)
-        for attempt in range(1 + REPEATS):
+        for attempt in range(1 + repeats):
             faulthandler.dump_traceback_later(limit_s, exit=True)
             prefixed = dist.PrefixStore(f"job {number}.{attempt}", store)
             dist.init_process_group(backend(job), store=prefixed, rank=rank, world_size=world)
