@@ -54,14 +54,14 @@ def check_model(model: nn.Module, world: Any, who: str) -> None:
 
 def check_stepped(stepped: Any, who: str) -> None:
     """Raises ConfigError unless the optimizer, or the schedule of its learning rate, steps without arguments."""
-    for name, each in inspect.signature(stepped.step).parameters.items():
-        is_open = each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+    for name, given in inspect.signature(stepped.step).parameters.items():
+        is_open = given.kind in (given.VAR_POSITIONAL, given.VAR_KEYWORD)
         # A schedule has wrapped the step of its optimizer, whose signature then has `self`.
-        if each.default is inspect.Parameter.empty and not is_open and name != "self":
+        if given.default is inspect.Parameter.empty and not is_open and name != "self":
             computes = " computes gradients within its step (it needs a closure)" if name == "closure" else ""
             raise ConfigError(
-                f"{who}: {type(stepped).__name__}{computes or f' steps with an argument, {name}'}; use one whose step() "
-                f"takes none"
+                f"{who}: {type(stepped).__name__}{computes or f' steps with an argument, {name}'}; use one whose "
+                f"step() takes none"
             )
 
 
