@@ -75,10 +75,11 @@ def build(seed: int) -> tuple[nn.Module, torch.optim.Optimizer, Any]:
 
 
 def loss_of(model: nn.Module, samples: Sequence[int]) -> torch.Tensor:
-    noise = [torch.randn(37, generator=torch.Generator().manual_seed(each)) for each in samples]
+    noise = [torch.randn(37, generator=torch.Generator().manual_seed(sample)) for sample in samples]
     values = torch.stack(noise)
     model.eval()  # the loss of a batch is the mean of its samples'
-    return (model(values[:, :30]) - values[:, 30:]).square().mean()
+    found: torch.Tensor = model(values[:, :30])
+    return (found - values[:, 30:]).square().mean()
 
 
 def digest_of(model: nn.Module, optimizer: torch.optim.Optimizer, schedule: Any) -> str:
