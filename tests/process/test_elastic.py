@@ -334,7 +334,7 @@ def test_what_it_cannot_serve_is_refused(rank: int, size: int) -> None:
         commlayer.elastic(DistributedDataParallel(nn.BatchNorm1d(2)), optimizer)
     with pytest.raises(commlayer.ConfigError, match="process group of its own"):
         commlayer.elastic(DistributedDataParallel(model, process_group=dist.new_group()), optimizer)
-    sharded: nn.Module
+    sharded: Any
     for sharded in (
         fully_shard(nn.Linear(2, 1)),
         FullyShardedDataParallel(nn.Linear(2, 1), device_id=torch.device("cpu")),
