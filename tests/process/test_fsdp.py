@@ -353,14 +353,15 @@ def test_operations_that_cannot_be_encoded_are_named(rank: int, size: int) -> No
         assert (output == 127 * size).all()
 
     total = dist.ReduceOp.SUM
-    scatter(torch.float32, total, DEFAULT)
+    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
+        scatter(dtype, total, DEFAULT)
     scatter(torch.float64, total, commlayer.Policy(priority=1))
     for arguments, message in (
         (
-            (torch.float64, total, DEFAULT),
-            rf"rank {rank} of group '0' \(default_pg\): this encoded reduce-scatter is of torch.float64",
+            (torch.int32, total, DEFAULT),
+            rf"rank {rank} of group '0' \(default_pg\): this encoded reduce-scatter is of torch.int32",
         ),
-        ((torch.float32, dist.ReduceOp.MAX, DEFAULT), "sums, averages and copies of dense float32"),
+        ((torch.float32, dist.ReduceOp.MAX, DEFAULT), "sums, averages and copies of dense floating-point"),
         ((torch.float32, total, commlayer.Policy(codec="int4")), "would lose rounding errors"),
         ((torch.float32, total, DEFAULT, 90), r"from torch.float32 \(200,\) into torch.float32 \(90,\)"),
     ):

@@ -60,7 +60,9 @@ MAY_IMPORT = {
         *("errors", "config", "transport", "planner"),
         *("frontend.work", "frontend.group", "frontend.gradients"),
     },
-    "frontend.tensor_parallel": {"errors", "frontend.work", "frontend.gradients", "frontend.overlap"},
+    "frontend.tensor_parallel": {
+        *("errors", "config", "frontend.work", "frontend.group", "frontend.gradients", "frontend.overlap"),
+    },
     "tools": {
         *("errors", "config", "config_file", "plans", "transport", "telemetry", "scheduler", "compress", "loss"),
         *(

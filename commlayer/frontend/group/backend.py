@@ -182,10 +182,14 @@ class CommProcessGroup(dist.ProcessGroup):
         *,
         op: Any = None,
         policy: Policy | None = None,
+        key: int | None = None,
     ) -> Work:
+        """`policy` and `key`: as of `allreduce_from`, for any floating-point type. A codec excludes loss. Without a key
+        nothing is encoded."""
         tensors, opts = as_list(tensors), options_of(AllreduceOptions, op if opts is None else opts, timeout)
-        own = None if policy is None else self._operation_policy(policy)
-        work = self._collectives.all_reduce(tensors, opts, own) if len(tensors) == 1 else None
+        own, coding = self._coded(policy, key or 0)
+        coding = None if key is None else coding
+        work = self._collectives.all_reduce(tensors, opts, own, coding) if len(tensors) == 1 else None
         return work or self._fallback.allreduce(tensors, opts)
 
     @placed(inputs=[0], outputs=[0])
@@ -457,7 +461,7 @@ class CommProcessGroup(dist.ProcessGroup):
         """All-reduces `source` into `target`, see `Collectives.all_reduce_from`. `missing` of the work returns the
         contributions in `source` that were not counted.
 
-        `policy`, here and in `allreduce`, gives the priority and the losses of this operation, and here its codec, too.
+        `policy` gives the priority, the losses and the codec of this operation.
         The rest of its plan follows the policy of the group. `key`, the same on all ranks, chooses the codec's
         rotations; each operation needs another one. `pair` replaces the codecs of the policy.
         """

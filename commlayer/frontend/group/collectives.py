@@ -25,6 +25,7 @@ from .rows import FLOATS, RowCoder
 from .submit import Operation, Submitter
 from .tensors import Kind, are_alike, are_plain, contribution, flatten, move_kind, op_name, reduction_kind, space
 
+SUM = dist.ReduceOp(dist.ReduceOp.SUM)
 ONLY_SUMS = "bounded loss needs sums or averages of dense floating-point tensors on the CPU"
 
 
@@ -49,12 +50,21 @@ class Collectives:
         self._who = who
 
     @profiled
-    def all_reduce(self, tensors: list[Tensor], opts: Any, policy: OperationPolicy | None = None) -> Work | None:
+    def all_reduce(
+        self,
+        tensors: list[Tensor],
+        opts: Any,
+        policy: OperationPolicy | None = None,
+        coding: Coding | None = None,
+    ) -> Work | None:
         """All-reduces any number of tensors of one dtype, in place.
 
-        Raises ConfigError if `policy` allows losses and the reduction cannot do without a contribution.
+        With `coding`, contributions and sums are encoded between hosts, and nothing is lost. Raises ConfigError if the
+        codec cannot do that, or if `policy` allows losses and the reduction cannot do without a contribution.
         """
         kind = reduction_kind(tensors, opts.reduceOp)
+        if coding is not None:
+            kind = self._coded_kind("all-reduce", kind, tensors[0].dtype, coding)
         if kind is None:
             return None
         memory = contribution(tensors, kind, opts.reduceOp)
@@ -64,15 +74,30 @@ class Collectives:
                 f"{self._who()}: {kind.reduction} of {tensors[0].dtype}: {ONLY_SUMS}; use a policy with loss_bound=0"
             )
         policy = policy or self._policy
-        partial = _partial_of(policy, kind)
+        partial = _partial_of(policy, kind) if coding is None else None
         operations = self._submitter.collective(
-            "all_reduce", kind, count, memory, memory, partial=partial, signed=policy.signed
+            "all_reduce",
+            kind,
+            count,
+            memory,
+            memory,
+            partial=partial,
+            pair=coding and coding.pair,
+            signed=policy.signed,
         )
         call = Call.of("all_reduce", tensors, tensors, reduction=kind.reduction, signed=policy.signed)
         copies = [] if memory is tensors[0] else [(memory, tensors)]
-        qos = None if partial is None else partial.qos
+        qos, key = None if partial is None else partial.qos, _key_of(operations, coding)
         return self._submitter.start(
-            call, operations, opts, tensors, [memory, *tensors], copies, qos=qos, priority=policy.priority
+            call,
+            operations,
+            opts,
+            tensors,
+            [memory, *tensors],
+            copies,
+            qos=qos,
+            priority=policy.priority,
+            codec_key=key,
         )
 
     @profiled
@@ -151,7 +176,8 @@ class Collectives:
         """
         kind = reduction_kind([pairs[0][0]], opts.reduceOp)
         if coding is not None:
-            self._check_coding("reduce-scatter", kind, pairs[0][1][0], pairs[0][0], coding)
+            self._check_shard("reduce-scatter", pairs[0][1][0], pairs[0][0])
+            kind = self._coded_kind("reduce-scatter", kind, pairs[0][0].dtype, coding)
         if kind is None or not self._are_shards(pairs):
             return None
         policy = policy or self._policy
@@ -212,13 +238,14 @@ class Collectives:
         """
         kind = move_kind(pairs[0][1].dtype)
         if coding is not None:
-            kind = reduction_kind([pairs[0][1]], dist.ReduceOp(dist.ReduceOp.SUM))
-            self._check_coding("all-gather", kind, pairs[0][1], pairs[0][0][0], coding)
+            self._check_shard("all-gather", pairs[0][1], pairs[0][0][0])
+            kind = reduction_kind([pairs[0][1]], SUM)
+            kind = self._coded_kind("all-gather", kind, pairs[0][1].dtype, coding)
         if kind is None or not self._are_shards((shard, outputs) for outputs, shard in pairs):
             return None
         operations, memory, copies = [], [], []
         for outputs, shard in pairs:
-            source, target = flatten([shard]), space(outputs)
+            source, target = contribution([shard], kind, SUM), space(outputs, kind.wide)
             operations += self._submitter.collective(
                 "all_gather", kind, shard.numel(), source, target, pair=coding and coding.pair
             )
@@ -426,16 +453,21 @@ class Collectives:
                 return False
         return True
 
-    def _check_coding(self, what: str, kind: Kind | None, source: Tensor, target: Tensor, coding: Coding) -> None:
+    def _check_shard(self, what: str, source: Tensor, target: Tensor) -> None:
         shard, whole = sorted((source.numel(), target.numel()))
-        if kind is None or (kind.dtype, kind.op, kind.parts, kind.wide) != (DType.F32, Op.SUM, 1, None):
-            fault = f"is of {source.dtype}: codecs are for sums, averages and copies of dense float32"
-        elif source.dtype != target.dtype or whole != shard * self._size:
-            fault = f"is from {source.dtype} {tuple(source.shape)} into {target.dtype} {tuple(target.shape)}"
+        if source.dtype != target.dtype or whole != shard * self._size:
+            fault = f"from {source.dtype} {tuple(source.shape)} into {target.dtype} {tuple(target.shape)}"
+            raise ConfigError(f"{self._who()}: this encoded {what} is {fault}; use the operation without a codec")
+
+    def _coded_kind(self, what: str, kind: Kind | None, dtype: torch.dtype, coding: Coding) -> Kind:
+        """How the engine encodes: float32, to which other floating-point types are converted first."""
+        is_plain = dtype == torch.float32
+        if kind is None or dtype not in FLOATS or kind.op != Op.SUM or (kind.is_scaled and not is_plain):
+            fault = f"is of {dtype}: codecs are for sums, averages and copies of dense floating-point numbers"
         elif coding.pair.keeps_errors:
             fault = f"with {coding.pair} would lose rounding errors, which that codec keeps for the next step"
         else:
-            return
+            return kind if is_plain else kind._replace(dtype=DType.F32, wide=torch.float32)
         raise ConfigError(f"{self._who()}: this encoded {what} {fault}; use the operation without a codec")
 
     def _is_rank(self, rank: int) -> bool:

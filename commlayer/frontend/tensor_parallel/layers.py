@@ -16,19 +16,14 @@ from typing import Any
 import torch
 import torch.distributed._functional_collectives as funcol
 from torch import Tensor, nn
-from torch.distributed.tensor import DeviceMesh, DTensor, Placement, Replicate, Shard
+from torch.distributed.tensor import DeviceMesh, DTensor, Partial, Placement, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from torch.utils.hooks import RemovableHandle
 
 from ...errors import ConfigError
 from ..work.context import priority
 from .parts import Part, current_part
-
-LATENCY_CLASS = 0
-"""The class of collectives that the next operation of their part waits for."""
-
-Group = Any
-"""What functional collectives take: a process group, or a mesh and a dimension."""
+from .travel import LATENCY_CLASS, Group, Travel
 
 
 class Arrive(torch.autograd.Function):
@@ -47,15 +42,28 @@ class Reduce(torch.autograd.Function):
     """The same values; the backward pass starts the all-reduce of the gradient."""
 
     @staticmethod
-    def forward(ctx: Any, values: Tensor, group: Group) -> Tensor:
-        ctx.group = group
+    def forward(ctx: Any, values: Tensor, travel: Travel, group: Group, layer: str) -> Tensor:
+        ctx.travel, ctx.group, ctx.layer = travel, group, layer
         return values.view_as(values)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         with priority(LATENCY_CLASS):
-            return funcol.all_reduce(gradient.contiguous(), "sum", ctx.group), None
+            summed = ctx.travel.all_reduce(gradient.contiguous(), ctx.group, ctx.layer, "backward")
+        return summed, None, None, None
+
+
+class Sum(torch.autograd.Function):
+    """Starts the sum over all ranks; the backward pass returns the same gradient."""
+
+    @staticmethod
+    def forward(_: Any, values: Tensor, travel: Travel, group: Group, layer: str) -> Tensor:
+        return travel.all_reduce(values, group, layer, "forward")
+
+    @staticmethod
+    def backward(_: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        return gradient, None, None, None
 
 
 class Replicated(torch.autograd.Function):
@@ -74,17 +82,17 @@ class Replicated(torch.autograd.Function):
         return gradient.to_local(), None
 
 
-def entered(part: Part, values: Tensor, group: Group) -> Tensor:
+def entered(part: Part, values: Tensor, travel: Travel, group: Group, layer: str) -> Tensor:
     """The input of a column layer, whose gradient is reduced asynchronously.
 
-    Layers in a row with the same input, as q, k and v, share one all-reduce.
+    Layers in a row with the same input, as q, k and v, share one all-reduce: that of the first one.
     """
     part.enter()
     if part.entry is not None and part.entry[0] is values and part.entry[1] == values._version:
         return part.entry[2]
     arrived = Arrive.apply(values)  # type: ignore[no-untyped-call]
     arrived.grad_fn._set_sequence_nr(part.next_entered_at() - 1)
-    reduced: Tensor = Reduce.apply(arrived, group)  # type: ignore[no-untyped-call]
+    reduced: Tensor = Reduce.apply(arrived, travel, group, layer)  # type: ignore[no-untyped-call]
     part.entry = values, values._version, reduced
     return reduced
 
@@ -92,13 +100,13 @@ def entered(part: Part, values: Tensor, group: Group) -> Tensor:
 # ---- layers after parallelize_module --------------------------------------------------------------------------------
 
 
-def hook_layers(root: nn.Module) -> list[RemovableHandle]:
+def hook_layers(root: nn.Module, travel: Travel) -> list[RemovableHandle]:
     """Hooks of all layers after parallelize_module. Raises ConfigError for styles that cannot be split."""
     hooks: list[RemovableHandle] = []
     try:
         for name, module in root.named_modules():
             if getattr(module, "_distribute_module_applied", False):
-                hooks += _hook_layer(name or type(module).__name__, module)
+                hooks += _hook_layer(name or type(module).__name__, module, travel)
     except ConfigError:
         for hook in hooks:
             hook.remove()
@@ -106,7 +114,7 @@ def hook_layers(root: nn.Module) -> list[RemovableHandle]:
     return hooks
 
 
-def _hook_layer(name: str, module: nn.Module) -> list[RemovableHandle]:
+def _hook_layer(name: str, module: nn.Module, travel: Travel) -> list[RemovableHandle]:
     prepare, finish, mesh = _style(name, module)
     where = f"{name} ({type(module).__name__})"
     given, returned = prepare.args[0], finish.args[0]
@@ -117,6 +125,7 @@ def _hook_layer(name: str, module: nn.Module) -> list[RemovableHandle]:
             f"tp.overlap: {where} has input_layouts={_text(given)} and output_layouts={_text(returned)}; sequence "
             f"parallelism is not supported: leave the layouts of ColwiseParallel and RowwiseParallel at their defaults"
         )
+    travel.check((mesh, 0), where)
 
     def enter(_: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
         part, values = current_part(), arguments[0] if arguments else None
@@ -124,8 +133,14 @@ def _hook_layer(name: str, module: nn.Module) -> list[RemovableHandle]:
             return None
         if isinstance(values, DTensor):
             raise ConfigError(f"tp.overlap: {where} is given a DTensor; leave PrepareModuleInput out")
-        wrapped = Replicated.apply(entered(part, values, (mesh, 0)), mesh)  # type: ignore[no-untyped-call]
+        wrapped = Replicated.apply(entered(part, values, travel, (mesh, 0), name), mesh)  # type: ignore[no-untyped-call]
         return wrapped, *arguments[1:]
+
+    def add_up(_: nn.Module, __: Any, output: DTensor) -> DTensor | None:
+        if current_part() is None or output.placements != (Partial(),):  # else DTensor does it, or nobody
+            return None
+        summed = Sum.apply(output.to_local(), travel, (mesh, 0), name)  # type: ignore[no-untyped-call]
+        return DTensor.from_local(summed, mesh, (Replicate(),), run_check=False)
 
     def leave(_: nn.Module, __: Any, ___: Any) -> None:
         part = current_part()
@@ -135,6 +150,8 @@ def _hook_layer(name: str, module: nn.Module) -> list[RemovableHandle]:
     hooks = []
     if is_column:
         hooks.append(module.register_forward_pre_hook(enter, prepend=True))
+    if not is_column and travel.codec != "none":
+        hooks.append(module.register_forward_hook(add_up, prepend=True))
     if returned == (Replicate(),):
         hooks.append(module.register_forward_hook(leave))
     return hooks

@@ -1,8 +1,8 @@
 """Megatron-core's column and row parallel layers in a batch whose parts take turns (parts.py).
 
 They are found by name, so that Megatron-core need not be installed. While a part runs, attributes of a layer switch off
-its own communication: the input gradient of a column layer is reduced by `tensor_layers.entered`, the output of a row
-layer by `ReduceForward`. Neither waits.
+its own communication: the input gradient of a column layer is reduced by `layers.entered`, the output of a row
+layer by `layers.Sum`. Neither waits.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.distributed._functional_collectives as funcol
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from ...errors import ConfigError
-from .layers import Group, entered
+from .layers import Sum, entered
 from .parts import current_part
+from .travel import Travel
 
 COLUMN, ROW = "ColumnParallelLinear", "RowParallelLinear"
 
@@ -27,20 +27,7 @@ LEFT_OUT = {
 """Attributes with which a layer's forward does not communicate, and a row layer leaves its bias to the caller."""
 
 
-class ReduceForward(torch.autograd.Function):
-    """Starts the sum over all ranks; the backward pass returns the same gradient."""
-
-    @staticmethod
-    def forward(_: Any, values: Tensor, group: Group) -> Tensor:
-        summed: Tensor = funcol.all_reduce(values, "sum", group)
-        return summed
-
-    @staticmethod
-    def backward(_: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return gradient, None
-
-
-def hook_megatron(root: nn.Module) -> list[RemovableHandle]:
+def hook_megatron(root: nn.Module, travel: Travel) -> list[RemovableHandle]:
     """Hooks of all layers of Megatron-core. Raises ConfigError for those that cannot be split."""
     kinds = {name: (module, _kind(module)) for name, module in root.named_modules()}
     for name, (module, kind) in kinds.items():
@@ -58,11 +45,13 @@ def hook_megatron(root: nn.Module) -> list[RemovableHandle]:
             raise ConfigError(
                 f"tp.overlap: {where} belongs to an expert, whose tokens are not a batch; leave experts out"
             )
+        if kind:
+            travel.check(module.tp_group, where)
     return [
         hook
         for name, (module, kind) in kinds.items()
         if kind
-        for hook in (_hook_column(module) if kind == COLUMN else _hook_row(module, f"{name} ({kind})"))
+        for hook in (_hook_column if kind == COLUMN else _hook_row)(name or kind, module, travel)
     ]
 
 
@@ -90,7 +79,7 @@ class Attributes:
         return kept
 
 
-def _hook_column(module: Any) -> list[RemovableHandle]:
+def _hook_column(name: str, module: Any, travel: Travel) -> list[RemovableHandle]:
     attributes = Attributes(module, COLUMN)
 
     def enter(_: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
@@ -100,7 +89,7 @@ def _hook_column(module: Any) -> list[RemovableHandle]:
         if not (arguments[0].requires_grad and torch.is_grad_enabled()):
             return None
         attributes.change()
-        return entered(part, arguments[0], module.tp_group), *arguments[1:]
+        return entered(part, arguments[0], travel, module.tp_group, name), *arguments[1:]
 
     def leave(*_: Any) -> None:
         attributes.restore()
@@ -111,7 +100,7 @@ def _hook_column(module: Any) -> list[RemovableHandle]:
     ]
 
 
-def _hook_row(module: Any, where: str) -> list[RemovableHandle]:
+def _hook_row(name: str, module: Any, travel: Travel) -> list[RemovableHandle]:
     attributes = Attributes(module, ROW)
 
     def enter(_: nn.Module, __: Any) -> None:
@@ -123,8 +112,8 @@ def _hook_row(module: Any, where: str) -> list[RemovableHandle]:
         if not kept or output is None or part is None:  # it failed, or no batch is split
             return None
         values, bias = output
-        reduced: Tensor = ReduceForward.apply(values, module.tp_group)  # type: ignore[no-untyped-call]
-        part.pass_turn(where)
+        reduced: Tensor = Sum.apply(values, travel, module.tp_group, name)  # type: ignore[no-untyped-call]
+        part.pass_turn(f"{name} ({ROW})")
         if kept["skip_bias_add"]:
             return reduced, bias
         return (reduced if bias is None else reduced + bias), None

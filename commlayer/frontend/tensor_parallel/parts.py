@@ -32,7 +32,7 @@ class Part:
         self.entered_at: int | None = None
         """Autograd's number at this part's first column layer since its turn began, or in an earlier turn."""
         self.entry: tuple[Tensor, int, Tensor] | None = None
-        """The last input of a column layer, its version, and the tensor that stands for it (tensor_layers.py)."""
+        """The last input of a column layer, its version, and the tensor that stands for it (layers.py)."""
         self._is_turn_new = True
         self._modes: dict[str, Any] = {}
         self._yield: Callable[[], Any] | None = None
