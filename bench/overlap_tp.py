@@ -1,6 +1,6 @@
 """Step time of tensor parallelism whose all-reduces travel while another part of the batch computes.
 
-    python -m bench.overlap_tp                     everything (about 9 minutes; the links need root)
+    python -m bench.overlap_tp                     everything (about 11 minutes; the links need root)
     python -m bench.overlap_tp --rounds 9          more rounds
     python -m bench.overlap_tp --slower 2          half the link rate, twice the times: half the CPU share
     python -m bench.overlap_tp --quick             one round of few steps; keeps nothing
@@ -9,7 +9,8 @@
 
 Three cases, measured like bench.overlap: the accelerator is a sleep, the all-reduces are real, between emulated hosts.
 
-- Steps: two ranks, all-reduces as long as the computation. A layer has one all-reduce per direction.
+- Steps: two ranks, all-reduces as long as the computation. A layer has one all-reduce per direction. The codec int8
+  shortens it; the values are random, so nothing is said here about a loss (bench.fidelity_tp).
 - Latency: an all-reduce of 64 KB, as in tensor parallelism, while gradients travel over the same links.
 - Mixed: tensor parallelism in pairs of ranks, whose gradients travel between the pairs until the next forward pass.
   Four ranks compute and communicate, so their links are slower and their layers take longer: else more than a quarter
@@ -38,7 +39,8 @@ from bench.harness.bars import Bar, draw
 from bench.harness.page import write_between
 from bench.harness.results import today, write_results
 from bench.harness.turns import PAGE, ROOT, Log, busy_cell, by_system, in_turns, slowed, spread, step_s, verdict
-from bench.jobs.tensor_parallel import BATCH, LAYERS, OURS, SERIAL, WEIGHTS, Gradients, model
+from bench.jobs.tensor_parallel import BATCH, INT8, LAYERS, OURS, SERIAL, WEIGHTS, Gradients, model
+from commlayer.plans.codec import CODECS
 from commlayer.scheduler.trace import write_trace
 from commlayer.tools.bench import machine
 from commlayer.tools.bench.cpu import CpuTime
@@ -60,6 +62,10 @@ TENSOR_BYTES, BUCKET_BYTES = 64 << 10, 1 << 20
 
 TARGETS = {SERIAL: (1.45, 1.57), WEIGHTS: (None, 1.31)}
 """The ratio of a system's step to ours: target, and the limit of an ideal network."""
+INT8_TARGET = (1.75, 1.94)
+"""The ratio of DTensor's step to ours with int8: target, and the limit of an ideal network that encodes in no time."""
+INT8_BYTES = CODECS["int8"].encoded_bytes(1 << 20) / (1 << 20)
+"""Bytes of an encoded message, per byte of float32."""
 MODEL_TARGET = 0.9
 """The ratio of the model's step to ours."""
 IDLE, PRIORITY, ONE_CLASS = "idle links", "gradients in flight", "gradients in flight, one class"
@@ -104,7 +110,7 @@ def ideal_s(system: str, forward_s: float) -> float:
     `WEIGHTS`: the all-reduce of a layer's input gradient travels beside its weight gradients, half of the backward
     pass.
     """
-    reduce_s = REDUCE * forward_s
+    reduce_s = REDUCE * forward_s * (INT8_BYTES if system == INT8 else 1)
     if system == WEIGHTS:
         return LAYERS * (forward_s + reduce_s + forward_s + max(forward_s, reduce_s))
     parts = 1 if system == SERIAL else 2
@@ -219,7 +225,7 @@ def measure(rounds: int, slower: float, *, short: bool) -> dict[str, Any]:
         "network": slowed(scenario, slower).table,
         "mixed_network": slowed(scenario, slower * MIXED_SLOWER).table,
         "width": width_of(two, FORWARD_S * slower),
-        "steps": runs(2, slower, "steps", (SERIAL, WEIGHTS, OURS)),
+        "steps": runs(2, slower, "steps", (SERIAL, WEIGHTS, OURS, INT8)),
         "latency": runs(2, slower, "latency", (IDLE, PRIORITY, ONE_CLASS)),
         "mixed": runs(4, slower * MIXED_SLOWER, "mixed", (ALONE, MIXED, MIXED_ONE_CLASS)),
         "machine": about,
@@ -278,12 +284,30 @@ def steps_table(content: dict[str, Any]) -> str:
                 reached,
             ]
         )
+    if INT8 in found:  # not in results from before
+        rows.append(int8_row(found, forward_s))
     columns = ["system", "step (ms)", "model (ms)", "CPU busy", "its step / ours", "target", "reached"]
     text = (
         f"{LAYERS} layers with one all-reduce of {BATCH}x{content['width']} values per direction between two ranks; "
         f"{forward_s * 1e3:g} ms forward and {2e3 * forward_s:g} ms backward each, by sleeping."
     )
     return table_of(columns, rows) + conditions(content, text)
+
+
+def int8_row(found: dict[str, list[Log]], forward_s: float) -> list[str]:
+    """The row of the codec, beside DTensor."""
+    steps = [step_s(log) for log in found[INT8]]
+    ratios = [step_s(other) / own for other, own in zip(found[SERIAL], steps, strict=True)]
+    target, limit = INT8_TARGET
+    return [
+        INT8,
+        spread(steps, 1e3, ".0f"),
+        f"{ideal_s(INT8, forward_s) * 1e3:.0f}",
+        busy_cell(found[INT8]),
+        f"{SERIAL} / step {spread(ratios, 1, '.3f')}",
+        f"≥ {target:.2f} (limit {limit:.2f})",
+        verdict(statistics.median(ratios) >= target, found[SERIAL], found[INT8]),
+    ]
 
 
 def quantile(values: Sequence[float], share: float) -> float:
@@ -355,7 +379,7 @@ def picture(content: dict[str, Any]) -> None:
     bound = max(statistics.median(map(step_s, mixed[ALONE])), communication_s(mixed[ALONE][0]["job"]["forward_s"]))
     cases = {
         "tensor parallelism, communication as long as computation": [
-            Bar.of(name, [*map(step_s, logs)], limit_s=model[name], is_ours=name == OURS)
+            Bar.of(name, [*map(step_s, logs)], limit_s=model[name], is_ours=name in (OURS, INT8))
             for name, logs in steps.items()
         ],
         "tensor and data parallelism in one step, beside the bound": [

@@ -17,6 +17,7 @@ from bench.harness.turns import Accelerator
 LAYERS, BATCH, HIDDEN = 4, 8, 16
 
 SERIAL, WEIGHTS, OURS = "DTensor", "beside weight gradients", "tp.overlap"
+INT8 = "tp.overlap, int8"
 
 
 class Layer(nn.Module):
@@ -83,7 +84,7 @@ class WeightsLayer(Layer):
 
 
 def model(system: str, width: int, forward_s: float, mesh: DeviceMesh) -> nn.Sequential:
-    """The layers of one system; those of OURS are split for good."""
+    """The layers of one system; those of OURS and INT8 are split for good."""
     torch.manual_seed(1)
     if system == WEIGHTS:
         return nn.Sequential(*(WeightsLayer(width, forward_s) for _ in range(LAYERS)))
@@ -91,7 +92,7 @@ def model(system: str, width: int, forward_s: float, mesh: DeviceMesh) -> nn.Seq
     for layer in layers:
         parallelize_module(layer, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
     if system != SERIAL:
-        commlayer.tp.overlap(layers)
+        commlayer.tp.overlap(layers, codec="int8" if system == INT8 else "none")
     return layers
 
 

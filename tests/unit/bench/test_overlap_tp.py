@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from bench import overlap_tp
 from bench.harness.turns import slowed
-from bench.jobs.tensor_parallel import BATCH, OURS, SERIAL, WEIGHTS, WeightsLayer
+from bench.jobs.tensor_parallel import BATCH, INT8, OURS, SERIAL, WEIGHTS, WeightsLayer
 from bench.overlap_tp import (
     ALONE,
     FORWARD_S,
@@ -19,6 +19,7 @@ from bench.overlap_tp import (
     MIXED_ONE_CLASS,
     ONE_CLASS,
     PRIORITY,
+    REDUCE,
     Job,
 )
 from commlayer.tools.bench import machine
@@ -52,6 +53,20 @@ def test_the_model_has_the_limits_of_arithmetic() -> None:
     assert (serial, weights, ours) == (24.0, 20.0, 15.25)  # 6.5 forward, bound by links; 8.75 backward, by computation
     assert serial / ours == pytest.approx(overlap_tp.TARGETS[SERIAL][1], abs=0.005)
     assert weights / ours == pytest.approx(overlap_tp.TARGETS[WEIGHTS][1], abs=0.005)
+
+
+def test_int8_is_compared_with_dtensor() -> None:
+    serial, int8 = (overlap_tp.ideal_s(system, 1.0) for system in (SERIAL, INT8))
+    assert int8 == pytest.approx(12 + REDUCE * 1.03125 / 4, rel=1e-3)  # the last part's two all-reduces are exposed
+    assert serial / int8 == pytest.approx(overlap_tp.INT8_TARGET[1], abs=0.005)
+    steps = logs({SERIAL: [1.5, 1.5], WEIGHTS: [1.2, 1.2], OURS: [1.0, 1.0], INT8: [0.8, 0.9]})
+    last = overlap_tp.steps_table(content(steps=steps)).splitlines()[5]
+    assert last.startswith(
+        "| tp.overlap, int8 | 850 (800 to 900) | 743 | 10% | DTensor / step 1.771 (1.667 to 1.875) |"
+    )
+    assert last.endswith("| ≥ 1.75 (limit 1.94) | yes |")
+    slow = overlap_tp.steps_table(content(steps=logs({SERIAL: [1.5], WEIGHTS: [1.2], OURS: [1.0], INT8: [0.9]})))
+    assert slow.splitlines()[5].endswith("| **no** |")
 
 
 def test_an_all_reduce_takes_its_share_of_a_step() -> None:
