@@ -16,7 +16,6 @@ from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     PrepareModuleInput,
     RowwiseParallel,
-    SequenceParallel,
     parallelize_module,
 )
 from torch.utils.checkpoint import checkpoint
@@ -61,10 +60,9 @@ def test_layers_that_are_refused(rank: int, size: int) -> None:
         refused(rf"parts={parts}\): use a whole number from 1, as 2", layers, parts=parts)
     refused("Sequential.forward has no argument 'mask'", layers, split=["mask"])
     refused(
-        "up .Linear. has input_layouts=Shard.*sequence parallelism", styled(up=ColwiseParallel(input_layouts=Shard(1)))
+        "up .Linear. has input_layouts=Shard.*sequence parallelism", styled(up=ColwiseParallel(input_layouts=Shard(-1)))
     )
-    refused("down .Linear. has .*output_layouts=Shard", styled(down=RowwiseParallel(output_layouts=Shard(1))))
-    refused("norm .LayerNorm. is parallel.*leave other styles", styled(up=ColwiseParallel(), norm=SequenceParallel()))
+    refused("down .Linear. has .*output_layouts=Shard", styled(down=RowwiseParallel(output_layouts=Shard(-1))))
     refused("1 .BatchNorm1d. would be those of a part", nn.Sequential(styled(up=ColwiseParallel()), nn.BatchNorm1d(5)))
     refused("0 .CheckpointWrapper. is checkpointed", nn.Sequential(checkpoint_wrapper(styled(up=ColwiseParallel()))))
     compiled = styled(up=ColwiseParallel())

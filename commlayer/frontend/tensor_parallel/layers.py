@@ -17,12 +17,12 @@ import torch
 import torch.distributed._functional_collectives as funcol
 from torch import Tensor, nn
 from torch.distributed.tensor import DeviceMesh, DTensor, Partial, Placement, Replicate, Shard
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
-from torch.utils.hooks import RemovableHandle
+from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel
 
 from ...errors import ConfigError
 from ..work.context import priority
 from .parts import Part, current_part
+from .sequence import ReplacedHook, gathered, scattered, sequence_arguments
 from .travel import LATENCY_CLASS, Group, Travel
 
 
@@ -100,13 +100,22 @@ def entered(part: Part, values: Tensor, travel: Travel, group: Group, layer: str
 # ---- layers after parallelize_module --------------------------------------------------------------------------------
 
 
-def hook_layers(root: nn.Module, travel: Travel) -> list[RemovableHandle]:
+def hook_layers(root: nn.Module, travel: Travel) -> list[Any]:
     """Hooks of all layers after parallelize_module. Raises ConfigError for styles that cannot be split."""
-    hooks: list[RemovableHandle] = []
+    hooks: list[Any] = []
+    prepared: set[nn.Module] = set()
     try:
         for name, module in root.named_modules():
+            where = name or type(module).__name__
+            for key, hook in list(module._forward_pre_hooks.items()):
+                found = dict(_variables(hook))
+                if isinstance(found.get("self"), PrepareModuleInput):
+                    replaced = _hook_module(where, module, key, found, travel)
+                    if replaced is not None:
+                        hooks.append(replaced)
+                        prepared.update(module.modules())
             if getattr(module, "_distribute_module_applied", False):
-                hooks += _hook_layer(name or type(module).__name__, module, travel)
+                hooks += _hook_layer(where, module, travel, is_prepared=module in prepared)
     except ConfigError:
         for hook in hooks:
             hook.remove()
@@ -114,30 +123,77 @@ def hook_layers(root: nn.Module, travel: Travel) -> list[RemovableHandle]:
     return hooks
 
 
-def _hook_layer(name: str, module: nn.Module, travel: Travel) -> list[RemovableHandle]:
-    prepare, finish, mesh = _style(name, module)
+def _hook_module(name: str, module: nn.Module, key: int, found: dict[str, Any], travel: Travel) -> ReplacedHook | None:
+    """Replaces the hook of PrepareModuleInput, if that gathers sequences: its exchange ends a turn, too."""
+    style, mesh = found["self"], found["device_mesh"]
+    places = sequence_arguments(style)
+    if not places:
+        return None
+    where = f"{name} ({type(module).__name__})"
+    travel.check((mesh, 0), where)
+    original = module._forward_pre_hooks[key]
+
+    def prepare(_: nn.Module, arguments: tuple[Any, ...], *rest: Any) -> Any:
+        part = current_part()
+        if part is None or len(arguments) != len(style.input_layouts):
+            return original(module, arguments, *rest)
+        values = list(arguments)
+        for i in places:
+            whole = gathered(part, values[i], mesh, style.input_layouts[i], travel, name, where)
+            values[i] = Replicated.apply(whole, mesh)  # type: ignore[no-untyped-call]
+        for i, layout in enumerate(style.input_layouts):
+            if i not in places:
+                values[i] = style._prepare_input_arg(values[i], mesh, layout, style.desired_input_layouts[i])
+        return (tuple(values), *rest) if rest else tuple(values)
+
+    return ReplacedHook(module, key, prepare)
+
+
+def _hook_layer(name: str, module: nn.Module, travel: Travel, *, is_prepared: bool) -> list[Any]:
+    if _is_sequence_parallel(module):
+        return []  # nothing travels
+    key, prepare, finish, mesh = _style(name, module)
     where = f"{name} ({type(module).__name__})"
     given, returned = prepare.args[0], finish.args[0]
-    is_column = prepare.func is ColwiseParallel._prepare_input_fn
-    local = (Replicate(),) if is_column or isinstance(module, nn.Embedding) else (Shard(-1),)
-    if given != local or returned not in ((Replicate(),), *([(Shard(-1),)] if is_column else [])):
+    is_column, is_embedding = prepare.func is ColwiseParallel._prepare_input_fn, isinstance(module, nn.Embedding)
+    takes = [(Replicate(),)] if is_column or is_embedding else [(Shard(-1),)]
+    returns = [(Replicate(),), *([(Shard(-1),)] if is_column else [])]
+    if not (given in takes or (is_column and not is_embedding and _is_sequence(given))) or not (
+        returned in returns or (not is_column and _is_sequence(returned))
+    ):
         raise ConfigError(
-            f"tp.overlap: {where} has input_layouts={_text(given)} and output_layouts={_text(returned)}; sequence "
-            f"parallelism is not supported: leave the layouts of ColwiseParallel and RowwiseParallel at their defaults"
+            f"tp.overlap: {where} has input_layouts={_text(given)} and output_layouts={_text(returned)}; leave the "
+            f"layouts of ColwiseParallel and RowwiseParallel at their defaults, or give those of sequence parallelism: "
+            f"Shard(1) as input of columns and output of rows"
         )
     travel.check((mesh, 0), where)
+    original = module._forward_pre_hooks[key]
 
     def enter(_: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
         part, values = current_part(), arguments[0] if arguments else None
         if part is None or not isinstance(values, Tensor) or not (values.requires_grad and torch.is_grad_enabled()):
             return None
         if isinstance(values, DTensor):
+            if is_prepared:
+                return None
             raise ConfigError(f"tp.overlap: {where} is given a DTensor; leave PrepareModuleInput out")
         wrapped = Replicated.apply(entered(part, values, travel, (mesh, 0), name), mesh)  # type: ignore[no-untyped-call]
         return wrapped, *arguments[1:]
 
+    def gather(_: nn.Module, arguments: tuple[Any, ...]) -> Any:
+        part = current_part()
+        if part is None:
+            return original(module, arguments)
+        whole = gathered(part, arguments[0], mesh, given[0], travel, name, where)
+        return Replicated.apply(whole, mesh)  # type: ignore[no-untyped-call]
+
     def add_up(_: nn.Module, __: Any, output: DTensor) -> DTensor | None:
-        if current_part() is None or output.placements != (Partial(),):  # else DTensor does it, or nobody
+        part = current_part()
+        if part is None or output.placements != (Partial(),):  # else DTensor does it, or nobody
+            return None
+        if _is_sequence(returned):
+            return scattered(part, output, returned[0], travel, name, where)
+        if travel.codec == "none":
             return None
         summed = Sum.apply(output.to_local(), travel, (mesh, 0), name)  # type: ignore[no-untyped-call]
         return DTensor.from_local(summed, mesh, (Replicate(),), run_check=False)
@@ -147,22 +203,40 @@ def _hook_layer(name: str, module: nn.Module, travel: Travel) -> list[RemovableH
         if part is not None:
             part.pass_turn(where)
 
-    hooks = []
-    if is_column:
+    hooks: list[Any] = []
+    if is_column and _is_sequence(given):
+        hooks.append(ReplacedHook(module, key, gather))
+    elif is_column:
         hooks.append(module.register_forward_pre_hook(enter, prepend=True))
-    if not is_column and travel.codec != "none":
+    if not is_column:
         hooks.append(module.register_forward_hook(add_up, prepend=True))
-    if returned == (Replicate(),):
+    if returned == (Replicate(),) or (is_embedding and not is_column):
         hooks.append(module.register_forward_hook(leave))
     return hooks
 
 
-def _style(name: str, module: nn.Module) -> tuple[Any, Any, DeviceMesh]:
-    """The style's functions for input and output, with their arguments, and its mesh: from hooks of the module."""
+def _is_sequence(layouts: tuple[Placement, ...]) -> bool:
+    """Whether this is the layout of a sequence in parts."""
+    return len(layouts) == 1 and isinstance(layouts[0], Shard) and layouts[0].dim >= 0
+
+
+def _is_sequence_parallel(module: nn.Module) -> bool:
+    for hook in module._forward_pre_hooks.values():
+        prepare = dict(_variables(hook)).get("input_fn")
+        if getattr(prepare, "func", None) == SequenceParallel._prepare_input_fn:
+            return True
+    return False
+
+
+def _style(name: str, module: nn.Module) -> tuple[int, Any, Any, DeviceMesh]:
+    """The key of the style's pre-hook, its functions for input and output, with their arguments, and its mesh."""
     known = (ColwiseParallel, RowwiseParallel)
     found: dict[str, Any] = {}
-    for hook in [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]:
-        found.update(_variables(hook))
+    key = -1
+    for each, hook in [*module._forward_pre_hooks.items(), *module._forward_hooks.items()]:
+        variables = dict(_variables(hook))
+        key = each if "input_fn" in variables else key
+        found.update(variables)
     prepare, finish = found.get("input_fn"), found.get("output_fn")
     if (
         not isinstance(module, (nn.Linear, nn.Embedding))
@@ -171,9 +245,9 @@ def _style(name: str, module: nn.Module) -> tuple[Any, Any, DeviceMesh]:
     ):
         raise ConfigError(
             f"tp.overlap: {name} ({type(module).__name__}) is parallel, but is no Linear or Embedding with "
-            f"ColwiseParallel or RowwiseParallel; leave other styles (SequenceParallel, your own) out"
+            f"ColwiseParallel or RowwiseParallel; leave your own styles out"
         )
-    return prepare, finish, found["device_mesh"]
+    return key, prepare, finish, found["device_mesh"]
 
 
 def _variables(function: Callable[..., Any]) -> Iterator[tuple[str, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from torch import Tensor
-from torch._C._distributed_c10d import AllreduceOptions, _register_work
+from torch._C._distributed_c10d import AllgatherOptions, AllreduceOptions, ReduceScatterOptions, _register_work
 
 from ...config import Config, Policy
 from ...errors import ConfigError
@@ -29,6 +29,13 @@ Way = Literal["forward", "backward"]
 
 Group = Any
 """What functional collectives take: a process group, or a mesh and a dimension."""
+
+Waiting = Callable[[], Tensor]
+"""Waits for an exchange, and returns what has arrived."""
+
+# The names before torch 2.13.
+_gather = getattr(funcol, "all_gather_single", None) or funcol.all_gather_tensor
+_scatter = getattr(funcol, "reduce_scatter_single", None) or funcol.reduce_scatter_tensor
 
 
 @dataclass
@@ -103,19 +110,73 @@ class Travel:
         if self.codec == "none":
             summed: Tensor = funcol.all_reduce(values, "sum", group)
             return summed
-        made = _group_of(group)
-        self._check_device(made, values, layer)
         result = values.detach().clone(memory_format=torch.contiguous_format)
-        self._count += 1  # one more on every rank
-        work = made.allreduce([result], AllreduceOptions(), policy=self._policy, key=self._count)
+        made, key = self._next(group, values, layer)
+        work = made.allreduce([result], AllreduceOptions(), policy=self._policy, key=key)
         if self._errors is not None:
             work.wait()
-            exact = funcol.wait_tensor(funcol.all_reduce(values, "sum", group))
-            squares = self._squares.setdefault((layer, way), _Squares())
-            setattr(self._errors.setdefault(layer, LayerError()), way, squares.add(result, exact))
-            return result
+            return self._measured(result, funcol.all_reduce(values, "sum", group), layer, way)
         _register_work(result, work)
         return funcol.AsyncCollectiveTensor(result)
+
+    def all_gather(self, values: Tensor, dim: int, group: Group, layer: str, way: Way) -> Waiting:
+        """Starts to gather the parts of dimension `dim`, one of each rank."""
+        source, size = values.detach().contiguous(), _group_of(group).size()
+
+        def whole(parts: Tensor) -> Tensor:
+            return parts if dim == 0 else torch.cat(parts.chunk(size), dim)
+
+        if self.codec == "none":
+            arriving = _gather(source, 0, group)
+            return lambda: whole(_awaited(arriving))
+        made, key = self._next(group, values, layer)
+        result = source.new_empty((size * source.shape[0], *source.shape[1:]))
+        work = made.all_gather_single(result, source, AllgatherOptions(), policy=self._policy, key=key)
+
+        def wait() -> Tensor:
+            work.wait()
+            return whole(result)
+
+        if self._errors is None:
+            return wait
+        found = self._measured(wait(), whole(_awaited(_gather(source, 0, group))), layer, way)
+        return lambda: found
+
+    def reduce_scatter(self, values: Tensor, dim: int, group: Group, layer: str, way: Way) -> Waiting:
+        """Starts to add up all ranks' values, of which each rank gets its part of dimension `dim`."""
+        size = _group_of(group).size()
+        source = values.detach().contiguous()
+        if dim:
+            source = torch.cat(source.chunk(size, dim))
+        if self.codec == "none":
+            arriving = _scatter(source, "sum", 0, group)
+            return lambda: _awaited(arriving)
+        made, key = self._next(group, values, layer)
+        result = source.new_empty((source.shape[0] // size, *source.shape[1:]))
+        work = made.reduce_scatter_single(result, source, ReduceScatterOptions(), policy=self._policy, key=key)
+
+        def wait() -> Tensor:
+            work.wait()
+            return result
+
+        if self._errors is None:
+            return wait
+        found = self._measured(wait(), _scatter(source, "sum", 0, group), layer, way)
+        return lambda: found
+
+    def _next(self, group: Group, values: Tensor, layer: str) -> tuple[Any, int]:
+        """The group, and the codec key of its next exchange: equal on all ranks, which start the same ones."""
+        made = _group_of(group)
+        self._check_device(made, values, layer)
+        self._count += 1
+        return made, self._count
+
+    def _measured(self, coded: Tensor, exact: Tensor, layer: str, way: Way) -> Tensor:
+        """The values with the codec, whose error is noted."""
+        if self._errors is not None:
+            squares = self._squares.setdefault((layer, way), _Squares())
+            setattr(self._errors.setdefault(layer, LayerError()), way, squares.add(coded, _awaited(exact)))
+        return coded
 
     def _check_device(self, group: Any, values: Tensor, layer: str) -> None:
         if group.devices is not None and group.devices.neighbour(values.device.type) is not None:
@@ -127,3 +188,7 @@ class Travel:
 
 def _group_of(group: Group) -> Any:
     return group[0].get_group(group[1]) if isinstance(group, tuple) else group
+
+
+def _awaited(values: Tensor) -> Tensor:
+    return values.wait() if isinstance(values, funcol.AsyncCollectiveTensor) else values
