@@ -61,7 +61,8 @@ MAY_IMPORT = {
         *("frontend.work", "frontend.group", "frontend.gradients"),
     },
     "frontend.tensor_parallel": {
-        *("errors", "config", "frontend.work", "frontend.group", "frontend.gradients", "frontend.overlap"),
+        *("errors", "config", "planner", "frontend.work", "frontend.group"),
+        *("frontend.gradients", "frontend.overlap"),
     },
     "tools": {
         *("errors", "config", "config_file", "plans", "transport", "telemetry", "scheduler", "compress", "loss"),
