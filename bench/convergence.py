@@ -131,7 +131,9 @@ def compare(content: dict[str, Any]) -> list[Comparison]:
         return []
     half_widths = {}
     for loss_bound in {loss_bound for loss_bound, _ in differences}:
-        deviation, degrees = pooled_deviation([each for (at, _), each in differences.items() if at == loss_bound])
+        deviation, degrees = pooled_deviation(
+            [difference for (at, _), difference in differences.items() if at == loss_bound]
+        )
         half_widths[loss_bound] = t95(degrees) * deviation / len(exact) ** 0.5
     return [
         Comparison(

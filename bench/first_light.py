@@ -57,7 +57,7 @@ def claim(
     def outcome(runs: Runs) -> Figures:
         results = [result for result in runs[run]["results"] if result["size_bytes"] == parse_size(size)]
         figures = {result["backend"]: metric.of(result) for result in results}
-        gloo = {name: each for name, each in figures.items() if name.startswith("gloo")}
+        gloo = {name: measured for name, measured in figures.items() if name.startswith("gloo")}
         name, ours = best(gloo, metric), figures["commlayer"]
         over_gloo = metric.ratio(ours, gloo[name])
         good = all(result["wrong"] == 0 for result in results) and (ratio is None or over_gloo >= ratio)

@@ -134,7 +134,7 @@ def time_codecs(size: int, codecs: Sequence[str], levels: Sequence[str], rounds:
             alone = seconds_of(arrays.call(name, operation, 0), ROUND_S / 10)
             took = seconds_of(arrays.call(name, operation, count))
             samples[name, level, operation].append([max(took - alone, 1e-9) * 1e6])
-    return {each: summarise(found) for each, found in samples.items()}
+    return {case: summarise(found) for case, found in samples.items()}
 
 
 def codec_rows(size: int, codecs: Sequence[str], levels: Sequence[str], rounds: int) -> list[dict[str, Any]]:
@@ -204,7 +204,7 @@ def select_rows(size: int, data: str, share: float, rounds: int) -> list[dict[st
     for _ in range(rounds):
         for name, call in calls.items():
             samples[name].append([seconds_of(call) * 1e6])
-    found = {name: summarise(each) for name, each in samples.items()}
+    found = {name: summarise(seconds) for name, seconds in samples.items()}
     read, topk = found.pop(READ), found.pop(TORCH)
     return [
         {

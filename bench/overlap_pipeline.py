@@ -291,7 +291,7 @@ def keep(content: dict[str, Any]) -> None:
     """Writes the results, and what the page has of them."""
     if content["cases"]:
         write_results(RESULTS, content)
-    parts = {f"pipeline-{name}": table(each) for name, each in content["cases"].items()}
+    parts = {f"pipeline-{name}": table(of_case) for name, of_case in content["cases"].items()}
     sweep = content.get("sweep")
     parts["pipeline-sweep"] = pipeline_sweep.table(SMALL, [Measured(log) for log in sweep or ()])
     write_between(PAGE, **parts)

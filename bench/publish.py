@@ -88,15 +88,15 @@ def free_port() -> int:
 def bytes_row(model: Model, rate: float, text: Tensor) -> str:
     """A row of the first table."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.95))
-    published = {name: each.detach().bfloat16() for name, each in model.state_dict().items()}
+    published = {name: tensor.detach().bfloat16() for name, tensor in model.state_dict().items()}
     address = f"127.0.0.1:{free_port()}"
     sent, entropy, changed, ones = 0, 0.0, 0, 0
     with commlayer.publish(published, address) as publisher, commlayer.subscribe(address) as reader:
         before = bits_of(published)
         for step in range(SETTLE_STEPS + STEPS):
             train(model, optimizer, text)
-            for name, each in model.state_dict().items():
-                published[name].copy_(each)
+            for name, tensor in model.state_dict().items():
+                published[name].copy_(tensor)
             publisher.commit(step)
             version = next(reader)
             after = bits_of(published)

@@ -290,8 +290,8 @@ def reach() -> None:
         dist.barrier()
         dist.destroy_process_group()
     if rank == 0:
-        medians = {way: statistics.median(each) for way, each in took.items()}
-        told = ", ".join(f"{way} the trial {1e3 * each:.1f} ms" for way, each in medians.items())
+        medians = {way: statistics.median(times) for way, times in took.items()}
+        told = ", ".join(f"{way} the trial {1e3 * median:.1f} ms" for way, median in medians.items())
         print(f"init_process_group on {size} hosts, median of {REACH_ROUNDS}: {told}; ", end="")
         print(f"the trial itself {1e3 * statistics.median(spent):.1f} ms, at most {1e3 * max(spent):.1f} ms")
 
@@ -299,7 +299,7 @@ def reach() -> None:
 def write_page() -> None:
     """Puts the kept results into the page."""
     kept = read_results(RESULTS)
-    parts = {name: f"Commit {each['commit']}.\n\n{table(each['runs'])}" for name, each in kept["states"].items()}
+    parts = {name: f"Commit {state['commit']}.\n\n{table(state['runs'])}" for name, state in kept["states"].items()}
     write_between(PAGE, **parts)
 
 

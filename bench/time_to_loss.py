@@ -136,7 +136,7 @@ def systems(runs: Sequence[Log]) -> dict[str, System]:
     for log in runs:
         by_name.setdefault(log["job"]["system"], {})[log["job"]["seed"]] = log
     seeds = sorted(set.intersection(*(set(of_system) for of_system in by_name.values()))) if by_name else []
-    return {name: System([each[seed] for seed in seeds]) for name, each in by_name.items()} if seeds else {}
+    return {name: System([of_system[seed] for seed in seeds]) for name, of_system in by_name.items()} if seeds else {}
 
 
 @dataclass(frozen=True)

@@ -156,8 +156,8 @@ def collector(ranks: int, seconds: float) -> dict[str, Any]:
     end_s = time.monotonic() + seconds
     while time.monotonic() < end_s:
         begin_s = time.monotonic()
-        for rank, (each, text) in enumerate(zip(clients, texts, strict=True)):
-            each.send_multipart([SAMPLE, str(rank).encode(), text])
+        for rank, (client, text) in enumerate(zip(clients, texts, strict=True)):
+            client.send_multipart([SAMPLE, str(rank).encode(), text])
         clients[0].send_multipart([VIEW])
         if clients[0].poll(1000):
             clients[0].recv_multipart()

@@ -81,11 +81,11 @@ class Columns(Linear):
 
     def forward(self, x: Shards) -> Shards:
         self.x = x
-        return [each @ a for each, a in zip(x, self.a, strict=True)]
+        return [block @ a for block, a in zip(x, self.a, strict=True)]
 
     def backward(self, dy: Shards) -> Shards:
-        self.gradient = [x.T @ each for x, each in zip(self.x, dy, strict=True)]
-        return self.ranks.all_reduce([each @ a.T for each, a in zip(dy, self.a, strict=True)], self.groups)
+        self.gradient = [x.T @ block for x, block in zip(self.x, dy, strict=True)]
+        return self.ranks.all_reduce([block @ a.T for block, a in zip(dy, self.a, strict=True)], self.groups)
 
 
 class Rows(Columns):
@@ -98,8 +98,8 @@ class Rows(Columns):
         return self.ranks.all_reduce(super().forward(x), self.groups)
 
     def backward(self, dy: Shards) -> Shards:
-        self.gradient = [x.T @ each for x, each in zip(self.x, dy, strict=True)]
-        return [each @ a.T for each, a in zip(dy, self.a, strict=True)]
+        self.gradient = [x.T @ block for x, block in zip(self.x, dy, strict=True)]
+        return [block @ a.T for block, a in zip(dy, self.a, strict=True)]
 
 
 class Square(Linear):
@@ -120,7 +120,7 @@ class Square(Linear):
 
     def backward(self, dy: Shards) -> Shards:
         x, a = self.panels if self.kept else self._panels(self.x)
-        partial = [panel.T @ each for panel, each in zip(x, dy, strict=True)]
+        partial = [panel.T @ block for panel, block in zip(x, dy, strict=True)]
         self.gradient = self.ranks.reduce_scatter(partial, self.along_column, 0)
         if self.depth > 1:
             self.gradient = self.ranks.all_reduce(self.gradient, self.along_depth)
@@ -154,7 +154,7 @@ class Cube(Linear):
     def backward(self, dy: Shards) -> Shards:
         x, a = self.panels if self.kept else self._panels(self.x)
         dy = self.ranks.all_gather(dy, self.along_j, 0)
-        partial = [panel.T @ each for panel, each in zip(x, dy, strict=True)]
+        partial = [panel.T @ block for panel, block in zip(x, dy, strict=True)]
         self.gradient = self.ranks.reduce_scatter(partial, self.along_i, 0)
         return self.ranks.reduce_scatter([e @ p.T for e, p in zip(dy, a, strict=True)], self.along_l, 0)
 

@@ -364,7 +364,9 @@ def restoring(training: Training) -> None:
     )
     training.run(2)
     training.optimizer.step()
-    training.blocks[0].load_state_dict({name[2:]: each for name, each in copied[0].items() if name.startswith("0.")})
+    training.blocks[0].load_state_dict(
+        {name[2:]: tensor for name, tensor in copied[0].items() if name.startswith("0.")}
+    )
     training.optimizer.load_state_dict(copied[1])
     training.optimizer.zero_grad()
     training.run(3)

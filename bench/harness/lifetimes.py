@@ -75,7 +75,7 @@ def table(rows: list[Row]) -> str:
     """The rows for a page."""
     lines = ["| after | heap, MiB | resident, MiB | descriptors | threads |", "|---|---|---|---|---|"]
     lines += [
-        f"| {name} | {each.heap_mib:.1f} | {each.resident_mib:.1f} | {each.descriptors} | {each.threads} |"
-        for name, each in rows
+        f"| {name} | {usage.heap_mib:.1f} | {usage.resident_mib:.1f} | {usage.descriptors} | {usage.threads} |"
+        for name, usage in rows
     ]
     return "\n".join(lines)

@@ -41,7 +41,7 @@ def _text(value: Any) -> str:
     if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
         return "[\n{}\n]".format(",\n".join(map(json.dumps, value)))
     if isinstance(value, dict) and len(json.dumps(value)) > LINE and any(map(_has_parts, value.values())):
-        return "{{\n{}\n}}".format(",\n".join(f"{json.dumps(key)}: {_text(each)}" for key, each in value.items()))
+        return "{{\n{}\n}}".format(",\n".join(f"{json.dumps(key)}: {_text(item)}" for key, item in value.items()))
     return json.dumps(value)
 
 

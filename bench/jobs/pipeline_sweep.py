@@ -130,6 +130,6 @@ def plot(base: Case, path: Path) -> None:
                 axes[2].plot(MICROBATCHES, kept, style, label=name)
             titles = ("exposed reductions (% of the step)", "bubble (% of the step)", "live micro-batches of a rank")
             labels = ("reductions (% of serial 1F1B's step), M = 16", "micro-batches M, 44 %", "micro-batches M")
-            for each, title, label in zip(axes, titles, labels, strict=True):
-                each.set(xlabel=label, title=f"v = {chunks}: {title}", ylim=(0, None))
+            for axis, title, label in zip(axes, titles, labels, strict=True):
+                axis.set(xlabel=label, title=f"v = {chunks}: {title}", ylim=(0, None))
         rows[0][0].legend(fontsize="small")

@@ -109,8 +109,8 @@ def learning_rate_share(step: int, steps: int) -> float:
 def hold_out(text: Tensor) -> tuple[Tensor, Tensor]:
     """Splits a text: training text, and every HELD_OUT_EVERY-th stretch for validation."""
     stretches = text.split(STRETCH_BYTES)
-    held = [each for i, each in enumerate(stretches) if i % HELD_OUT_EVERY == HELD_OUT_EVERY - 1]
-    kept = [each for i, each in enumerate(stretches) if i % HELD_OUT_EVERY != HELD_OUT_EVERY - 1]
+    held = [stretch for i, stretch in enumerate(stretches) if i % HELD_OUT_EVERY == HELD_OUT_EVERY - 1]
+    kept = [stretch for i, stretch in enumerate(stretches) if i % HELD_OUT_EVERY != HELD_OUT_EVERY - 1]
     return torch.cat(kept), torch.cat(held)
 
 
@@ -231,8 +231,8 @@ def train(job: Job, text: Tensor, held_out: Tensor) -> Log:
         "fine": sum(parameter.numel() for parameter in model.parameters() if parameter in commlayer.Fine(model.module)),
         "ranks": world,
         "step_s": [round(time_s, 5) for time_s in step_s],
-        "forward_s": statistics.median(each for each, _ in alone) if alone else None,
-        "backward_s": statistics.median(each for _, each in alone) if alone else None,
+        "forward_s": statistics.median(forward_s for forward_s, _ in alone) if alone else None,
+        "backward_s": statistics.median(backward_s for _, backward_s in alone) if alone else None,
         "update_s": statistics.median(update_s),
         "cpu_s": [round(time_s, 5) for time_s in cpu_s],
         "sent_bytes": sent_bytes,

@@ -38,8 +38,8 @@ def collectives(rank: int, size: int) -> int:
             dist.broadcast(tensor, call % size)
             gathered = [torch.empty(NUMEL, dtype=torch.int64) for _ in range(size)]
             dist.all_gather(gathered, tensor.add_(rank))
-            for other, each in enumerate(gathered):
-                assert torch.equal(each, tensor.sub(rank).add_(other))
+            for other, part in enumerate(gathered):
+                assert torch.equal(part, tensor.sub(rank).add_(other))
             received = torch.empty(size * NUMEL, dtype=torch.int64)
             dist.all_to_all_single(received, torch.arange(size).repeat_interleave(NUMEL).add_(10 * rank))
             assert torch.equal(received, torch.arange(size).mul_(10).add_(rank).repeat_interleave(NUMEL))

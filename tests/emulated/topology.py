@@ -30,9 +30,9 @@ def namespaces(*names: str) -> Iterator[dict[str, str]]:
 def join(one: str, nic: str, other: str, other_nic: str) -> None:
     """Joins two namespaces by a pair of interfaces."""
     call(f"ip -n {one} link add {nic} type veth peer name {other_nic} netns {other}")
-    for name, each in ((one, nic), (other, other_nic)):
-        call(f"ip netns exec {name} ethtool -K {each} tso off gso off gro off")
-        call(f"ip -n {name} link set {each} up")
+    for name, interface in ((one, nic), (other, other_nic)):
+        call(f"ip netns exec {name} ethtool -K {interface} tso off gso off gro off")
+        call(f"ip -n {name} link set {interface} up")
 
 
 def limit(name: str, nic: str, rate_mbit_s: int) -> None:

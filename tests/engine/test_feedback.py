@@ -189,8 +189,8 @@ def test_updates_and_residuals_add_up_to_all_gradients(size: int) -> None:
     applied = results[0][0]
     for replica, _, _ in results[1:]:
         assert torch.equal(replica, applied)
-    left = torch.stack([each for _, each, _ in results]).double().sum(0)
-    exact = torch.stack([each for _, _, each in results]).sum(0)
+    left = torch.stack([rest for _, rest, _ in results]).double().sum(0)
+    exact = torch.stack([sent for _, _, sent in results]).sum(0)
     assert (left != 0).any()
     torch.testing.assert_close(applied + left, exact, rtol=1e-5, atol=1e-4)
     assert not torch.allclose(applied.double(), exact, rtol=1e-5, atol=1e-4)

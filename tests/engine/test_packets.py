@@ -198,10 +198,10 @@ def test_dissect_prints_json(tmp_path: Path) -> None:
     found = json.loads(result.output)
     assert [row["tag_ok"] for row in found] == [True, True, True, False]
     captures = list(captured(conversation(KEY)))
-    for each, packet in zip(found, captures, strict=True):
-        assert each["kind"] == dissect.KINDS[packet.packet.kind]
-        assert each["from"] == "{}:{}".format(*packet.sender)
-        assert (each["number"], each["tag"]) == (packet.packet.number, f"{packet.packet.tag:016x}")
+    for row, packet in zip(found, captures, strict=True):
+        assert row["kind"] == dissect.KINDS[packet.packet.kind]
+        assert row["from"] == "{}:{}".format(*packet.sender)
+        assert (row["number"], row["tag"]) == (packet.packet.number, f"{packet.packet.tag:016x}")
     result = CliRunner().invoke(app, ["dissect", str(path), "--json", "-", "--limit", "2"])
     assert [load["tag_ok"] for load in json.loads(result.output)] == [None, None]
 

@@ -121,7 +121,7 @@ def run_check(name: str, environ: dict[str, str]) -> str:
     ended = ranks.outcomes(check, 2, name, environ=environ, timeout_s=CHECK_S)
     if name == "killed" and ended[1].exit_code == -signal.SIGKILL:
         ended[1].error = None
-    errors = [f"rank {rank}: {each.error}" for rank, each in enumerate(ended) if each.error]
+    errors = [f"rank {rank}: {outcome.error}" for rank, outcome in enumerate(ended) if outcome.error]
     if errors:
         raise ranks.RanksError("\n".join(errors))
     return "streams wait" if ended[0].result else "wait() blocks"

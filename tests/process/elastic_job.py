@@ -98,9 +98,9 @@ def reports(plan: Plan, **options: Any) -> list[Report | None]:
     ended = ranks.outcomes(train, SIZE, plan, **options)
     killed = {rank for rank, _ in plan.kills}
     errors = [
-        f"rank {rank}: {each.error}"
-        for rank, each in enumerate(ended)
-        if each.error and not (rank in killed and each.exit_code == -signal.SIGKILL)
+        f"rank {rank}: {outcome.error}"
+        for rank, outcome in enumerate(ended)
+        if outcome.error and not (rank in killed and outcome.exit_code == -signal.SIGKILL)
     ]
     if errors:
         raise ranks.RanksError("\n".join(errors))

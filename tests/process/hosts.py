@@ -13,8 +13,8 @@ LOOPBACK = {"COMMLAYER_IFNAME": "lo"}
 def on_hosts(rank: int, size: int, hosts: Sequence[int]) -> Iterator[None]:
     """A job whose WORLD has rank r on host `hosts[r]`: rows between hosts take the network, which is loopback."""
     found: dict[int, list[int]] = {}
-    for each, host in enumerate(hosts):
-        found.setdefault(host, []).append(each)
+    for member, host in enumerate(hosts):
+        found.setdefault(host, []).append(member)
     joining.group_hosts = lambda descriptions: tuple(tuple(members) for members in found.values())  # noqa: ARG005
     with ranks.job(rank, size):
         yield

@@ -45,8 +45,8 @@ def test_rounding_errors_come_back(rank: int, size: int, codec: str, residual: A
     for step in range(6):
         for result, gradient in zip(results, step_of(model, directions(rank, step)), strict=True):
             result += gradient
-        for each, one in zip(exact, mean(size, step), strict=True):
-            each += one
+        for tensor, one in zip(exact, mean(size, step), strict=True):
+            tensor += one
     for parameter, result, right in zip(model.parameters(), results, exact, strict=True):
         left = total(state.feedback, parameter)
         dist.all_reduce(left)

@@ -89,7 +89,7 @@ def run_experts(job: Job, rank: int, **options: Any) -> tuple[Tensor, commlayer.
     sent = commlayer.experts.dispatch(job.tokens[rank], job.ids[rank], job.weights[rank], job.experts, **options)
     first = rank * job.program.per_rank
     rows = sent.rows.split(sent.counts)
-    outputs = [each @ matrix for each, matrix in zip(rows, job.matrices[first:], strict=False)]
+    outputs = [row @ matrix for row, matrix in zip(rows, job.matrices[first:], strict=False)]
     return commlayer.experts.combine(torch.cat(outputs), sent), sent
 
 

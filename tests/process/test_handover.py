@@ -47,13 +47,13 @@ class Summed:
 
     def check(self, left: Sequence[Tensor]) -> None:
         """That averages and debts are the exact sum, up to 8 bits where no errors are kept."""
-        for average, each, right in zip(self.averages, left, self.exact, strict=True):
-            error = (average + each - right).square().mean() / right.square().mean()
+        for average, kept, right in zip(self.averages, left, self.exact, strict=True):
+            error = (average + kept - right).square().mean() / right.square().mean()
             assert error < 2e-4  # 0.004 if the errors of one step with 4 bits were forgotten
 
 
 def is_owed(left: Sequence[Tensor]) -> list[int]:
-    return [i for i, each in enumerate(left) if each.any()]
+    return [i for i, kept in enumerate(left) if kept.any()]
 
 
 ORDERS = [

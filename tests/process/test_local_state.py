@@ -53,8 +53,8 @@ def test_a_restored_training_has_the_bits_of_one_that_went_on(rank: int, size: i
     for step in (0, 2, 3, 4, 5, 6, 10):  # turns begin after steps 3 and 6
         model, optimizer = made()
         local = begin(model, optimizer, codec)
-        for each, state in zip((model, optimizer, local), saved[step], strict=True):
-            each.load_state_dict(state)
+        for part, state in zip((model, optimizer, local), saved[step], strict=True):
+            part.load_state_dict(state)
         in_flight += saved[step][2]["rounds"]["sync"] is not None
         with local:
             assert (local.steps, local.syncs) == (step, step // 3)
@@ -78,8 +78,8 @@ def test_a_rank_that_has_skipped_a_step_is_one_sync_behind_after_a_restore(rank:
         if restored:
             model, optimizer = made()
             local = begin(model, optimizer, "none")
-            for each, one in zip((model, optimizer, local), state, strict=True):
-                each.load_state_dict(one)
+            for part, one in zip((model, optimizer, local), state, strict=True):
+                part.load_state_dict(one)
             with local:
                 train(model, optimizer, rank, range(3, 12))
         results.append(values(model))

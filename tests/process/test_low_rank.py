@@ -55,12 +55,12 @@ def test_matrices_of_low_rank_arrive(rank: int, size: int) -> None:
         for rows, columns in ((300, 400), (33, 501))
     ]
     inputs = directions(0, 0)
-    for i, each in zip(LOW_RANK, common, strict=True):
-        inputs[i] = each * (rank + 1)
+    for i, tensor in zip(LOW_RANK, common, strict=True):
+        inputs[i] = tensor * (rank + 1)
     for _ in range(3):
         gradients = step_of(model, inputs)
-        for i, each in zip(LOW_RANK, common, strict=True):
-            assert nmse(gradients[i], each * 2) < 1e-4
+        for i, tensor in zip(LOW_RANK, common, strict=True):
+            assert nmse(gradients[i], tensor * 2) < 1e-4
 
 
 class Layouts(nn.Module):
@@ -92,8 +92,8 @@ def test_matrices_arrive_however_they_lie_in_memory(rank: int, size: int, is_vie
         inputs.append(matrix.view(weight.shape))
     for _ in range(3):
         gradients = step_of(model, [tensor * (rank + 1) for tensor in inputs])
-        for gradient, each in zip(gradients, inputs, strict=True):
-            assert nmse(gradient, each * 1.5) < 1e-4
+        for gradient, tensor in zip(gradients, inputs, strict=True):
+            assert nmse(gradient, tensor * 1.5) < 1e-4
 
 
 @ranks.on(2, ranks.run_job, environ=ranks.NETWORK)

@@ -33,7 +33,7 @@ OPERATIONS: dict[str, Operation] = {
     "embedding": lambda net, hidden, at: hidden + functional.embedding(net.words, net.layers[at].weight),
     "list": lambda net, hidden, at: hidden + torch.stack([layer.bias for layer in net.layers])[at],
     "functional_call": lambda net, hidden, at: torch.func.functional_call(
-        net.layers[at], {name: 2 * each for name, each in net.layers[at].named_parameters()}, hidden
+        net.layers[at], {name: 2 * parameter for name, parameter in net.layers[at].named_parameters()}, hidden
     ),
     "named": lambda net, hidden, at: hidden * dict(net.named_parameters())[f"layers.{at}.bias"],
     "data": lambda net, hidden, at: hidden + net.layers[at].weight.data.mean(),
@@ -90,8 +90,8 @@ class Net(nn.Module):
         self.program = program
         self.layers: Any = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS))
         self.tied: Any = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS))
-        for each, layer in zip(self.tied, self.layers, strict=True):
-            each.weight = layer.weight
+        for tied, layer in zip(self.tied, self.layers, strict=True):
+            tied.weight = layer.weight
         self.words = torch.arange(WIDTH)
         self.step = 0
         self.keep()
@@ -99,8 +99,12 @@ class Net(nn.Module):
     def keep(self) -> None:
         """Views of parameters, of before the training."""
         given = self.program
-        self.views = [each.weight.view(-1) if at in given.views else each.weight for at, each in enumerate(self.layers)]
-        self.aliases = [each.bias.detach() if at in given.aliases else each.bias for at, each in enumerate(self.layers)]
+        self.views = [
+            linear.weight.view(-1) if at in given.views else linear.weight for at, linear in enumerate(self.layers)
+        ]
+        self.aliases = [
+            linear.bias.detach() if at in given.aliases else linear.bias for at, linear in enumerate(self.layers)
+        ]
 
     def forward(self, hidden: Tensor) -> Tensor:
         for name, at in self.program.forwards[self.step % len(self.program.forwards)]:

@@ -87,11 +87,11 @@ def test_drawn_programs_have_the_same_bits_whatever_the_shares(rank: int, size: 
     used = set()
 
     @DRAWN
-    @given(program=st.lists(SUMS.filter(lambda each: each.policy != POLICIES[3]), max_size=12), seed=st.integers(0, 99))
+    @given(program=st.lists(SUMS.filter(lambda call: call.policy != POLICIES[3]), max_size=12), seed=st.integers(0, 99))
     def check(program: list[Sum], seed: int) -> None:
-        def value(each: Sum) -> Tensor:
+        def value(call: Sum) -> Tensor:
             generator = torch.Generator().manual_seed(seed * size + rank)
-            return torch.randn(each.numel, generator=generator).mul(1000).to(each.dtype)
+            return torch.randn(call.numel, generator=generator).mul(1000).to(call.dtype)
 
         for one, other in zip(run(equal, program, value), run(changing, program, value), strict=True):
             assert torch.equal(one.view(torch.uint8), other.view(torch.uint8))
@@ -110,16 +110,16 @@ def test_drawn_programs_are_exact_and_equal_everywhere(rank: int, size: int) -> 
     used = set()
 
     @DRAWN
-    @given(program=st.lists(SUMS.filter(lambda each: each.policy != POLICIES[2]), max_size=12))
+    @given(program=st.lists(SUMS.filter(lambda call: call.policy != POLICIES[2]), max_size=12))
     def check(program: list[Sum]) -> None:
-        def value(each: Sum) -> Tensor:
-            return ((torch.arange(each.numel) % 7 + rank) * 3).to(each.dtype)  # sums are whole numbers below 256
+        def value(call: Sum) -> Tensor:
+            return ((torch.arange(call.numel) % 7 + rank) * 3).to(call.dtype)  # sums are whole numbers below 256
 
-        for each, result in zip(program, run(group, program, value), strict=True):
-            exact = (torch.arange(each.numel) % 7 * size + 3) * 3
-            if each.is_average and each.dtype != torch.int32:
+        for call, result in zip(program, run(group, program, value), strict=True):
+            exact = (torch.arange(call.numel) % 7 * size + 3) * 3
+            if call.is_average and call.dtype != torch.int32:
                 exact = exact.div(size)
-            torch.testing.assert_close(result, exact.to(each.dtype), rtol=0, atol=0)
+            torch.testing.assert_close(result, exact.to(call.dtype), rtol=0, atol=0)
         used.add(group._submitter._shares._present.weights)
 
     check()

@@ -119,7 +119,7 @@ def test_works_of_groups_that_connect_are_asynchronous(rank: int, size: int) -> 
     tensors = [torch.eye(size)[rank : rank + 1].to_sparse() for _ in groups]
     if rank == 1:
         ranks.store().wait(["submitted"])
-    works = [dist.all_reduce(each, group=group, async_op=True) for each, group in zip(tensors, groups, strict=True)]
+    works = [dist.all_reduce(tensor, group=group, async_op=True) for tensor, group in zip(tensors, groups, strict=True)]
     if rank == 0:
         ranks.store().set("submitted", "1")
     for work in reversed(works):

@@ -108,8 +108,8 @@ def test_embeddings_are_selected_from_unless_the_caller_makes_them_fine(
     for step in range(2):
         model.zero_grad()
         replica(torch.arange(20 * step, 20 * step + 60)).backward()
-        left = {name: total(state.feedback, each) for name, each in model.named_parameters()}
-        assert {name for name, each in left.items() if not each.any()} == fine
+        left = {name: total(state.feedback, parameter) for name, parameter in model.named_parameters()}
+        assert {name for name, residual in left.items() if not residual.any()} == fine
         assert not left["embed.weight"][80:].any()  # rows without a token
 
 

@@ -60,12 +60,12 @@ def test_the_files_of_a_job_become_one_trace(tmp_path: Path) -> None:
     before = files_of(run([tmp_path], output, lambda _: None))
     assert set(before) == {"flight_0.json", "flight_1.json", "trace_0.json.gz", "trace_1.json.gz"}
     skewed(tmp_path / "flight_1.json")
-    for name, each in files_of(run([tmp_path], output, lambda _: None)).items():
+    for name, file in files_of(run([tmp_path], output, lambda _: None)).items():
         true_s = -SKEW_S if name == "flight_1.json" else 0.0
-        assert each["offset_s"] - before[name]["offset_s"] == pytest.approx(true_s, abs=1e-6), name
-        assert each["uncertainty_s"] == pytest.approx(before[name]["uncertainty_s"], abs=1e-6), name
-        assert abs(each["offset_s"] - true_s) <= each["uncertainty_s"] + EPOCH_ERROR_S, name
-        assert each["uncertainty_s"] < 0.1, name
+        assert file["offset_s"] - before[name]["offset_s"] == pytest.approx(true_s, abs=1e-6), name
+        assert file["uncertainty_s"] == pytest.approx(before[name]["uncertainty_s"], abs=1e-6), name
+        assert abs(file["offset_s"] - true_s) <= file["uncertainty_s"] + EPOCH_ERROR_S, name
+        assert file["uncertainty_s"] < 0.1, name
     trace = json.loads(output.read_text())
     check(trace)
     events = trace["traceEvents"]

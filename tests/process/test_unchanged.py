@@ -93,7 +93,7 @@ def ask(**environ: str) -> None:
 
 
 def hooks(model: DistributedDataParallel) -> list[str]:
-    return [getattr(each, "__qualname__", str(each)) for each, _ in model._comm_hooks]
+    return [getattr(hook, "__qualname__", str(hook)) for hook, _ in model._comm_hooks]
 
 
 @ranks.on(2, ranks.run_gloo)

@@ -75,7 +75,7 @@ class Flat(nn.Module):
         self.weights = nn.ParameterList(nn.Parameter(torch.zeros(1, size, dtype=dtype)) for size in sizes)
 
     def forward(self, inputs: list[Tensor]) -> Tensor:
-        return torch.stack([(w * each).sum() for w, each in zip(self.weights, inputs, strict=True)]).sum()
+        return torch.stack([(w * value).sum() for w, value in zip(self.weights, inputs, strict=True)]).sum()
 
 
 def averages(rank: int, drawn: Program, within: Any) -> tuple[list[list[Tensor]], list[Tensor], int]:

@@ -51,7 +51,7 @@ def test_version_names_the_packages_and_python() -> None:
 def test_every_command_says_what_it_does() -> None:
     group: Any = get_command(cli.app)
     assert "bench" in group.commands
-    assert [name for name, each in group.commands.items() if not each.get_short_help_str()] == []
+    assert [name for name, command in group.commands.items() if not command.get_short_help_str()] == []
 
 
 @pytest.mark.parametrize(("name", "command"), commands().items())

@@ -37,7 +37,7 @@ def call(end: Exclusion, excluded: Collection[int], *, aborts: bool = False, tim
 def call_all(ends: Sequence[Exclusion], excluded: dict[int, Collection[int]], **options: Any) -> dict[int, str]:
     with ThreadPoolExecutor(len(ends)) as pool:
         found = {rank: pool.submit(call, ends[rank], ranks, **options) for rank, ranks in excluded.items()}
-        return {rank: each.result() for rank, each in found.items()}
+        return {rank: future.result() for rank, future in found.items()}
 
 
 def test_ranks_that_agree_return_and_the_excluded_one_learns_it() -> None:

@@ -42,7 +42,7 @@ def test_every_check_runs_blocking_and_with_streams_and_every_name_is_known() ->
     rows = [(part, name, mode) for part, name, mode, _ in gpu.jobs()]
     assert len(set(rows)) == len(rows)
     for name in gpu.ALL:
-        assert {"blocking", "streams"} <= {mode for part, each, mode in rows if (part, each) == ("check", name)}
+        assert {"blocking", "streams"} <= {mode for part, check, mode in rows if (part, check) == ("check", name)}
     assert {name for part, name, _ in rows if part == "figure"} == set(FIGURES)
 
 

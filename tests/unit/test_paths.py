@@ -14,8 +14,8 @@ LOOPBACK = "127.0.0.1/8"
 def process(peer: int, *addresses: str, host: str | None = None) -> dict[str, Any]:
     """A description; the n-th address has UDP port 1000 * peer + n."""
     ports = []
-    for number, each in enumerate(addresses):
-        address, prefix = each.split("/")
+    for number, text in enumerate(addresses):
+        address, prefix = text.split("/")
         ports.append({"address": address, "prefix": int(prefix), "port": 1000 * peer + number, "running": True})
         ports[-1]["ifname"] = f"eth{number}"
         ports[-1]["loopback"] = address.startswith("127.") or address == "::1"
@@ -96,8 +96,10 @@ ADDRESSES = st.lists(
 
 @given(ADDRESSES, ADDRESSES, st.booleans(), st.booleans())
 def test_both_ends_agree(first: list[str], second: list[str], same_host: bool, swapped: bool) -> None:
-    one = process(1, *(each.format(i + 1) for i, each in enumerate(first)), LOOPBACK, host="a")
-    two = process(2, LOOPBACK, *(each.format(i + 101) for i, each in enumerate(second)), host="a" if same_host else "b")
+    one = process(1, *(pattern.format(i + 1) for i, pattern in enumerate(first)), LOOPBACK, host="a")
+    two = process(
+        2, LOOPBACK, *(pattern.format(i + 101) for i, pattern in enumerate(second)), host="a" if same_host else "b"
+    )
     if swapped:
         one, two = two, one
     found = pairs(one, two)

@@ -37,7 +37,7 @@ class Shared:
 def test_the_end_of_a_process_of_this_host_shows_at_once() -> None:
     children = [subprocess.Popen(["sleep", "60"]) for _ in range(2)]
     before = open_descriptors()
-    places = {7: ("here", os.getpid()), **{number: ("here", each.pid) for number, each in enumerate(children)}}
+    places = {7: ("here", os.getpid()), **{number: ("here", child.pid) for number, child in enumerate(children)}}
     one = Pulse(HashStore(), 7, places, timeout_s=60.0)
     assert one.dead([0, 1]) == set()
     children[0].kill()

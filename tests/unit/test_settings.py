@@ -31,7 +31,7 @@ def test_every_setting_has_its_value_and_source(file: Path) -> None:
     found = json.loads(config("--json", "-", COMMLAYER_LOG="debug").output)
     assert found["file"] == str(file)
     by_name = {(setting["section"], setting["name"]): setting for setting in found["settings"]}
-    values = {key: (each["value"], each["source"], each["where"]) for key, each in by_name.items()}
+    values = {key: (row["value"], row["source"], row["where"]) for key, row in by_name.items()}
     assert values["process", "ports"] == (2, "file", str(file))
     assert values["process", "log"] == ("debug", "environment", "COMMLAYER_LOG")
     assert values["process", "mtu"] == (0, "default", None)

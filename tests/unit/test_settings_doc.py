@@ -47,7 +47,10 @@ def test_every_argument_has_a_row(heading: str, kind: Any) -> None:
 def test_every_argument_has_a_row_with_its_default(kind: Any) -> None:
     arguments = inspect.signature(kind).parameters
     found = {name: default for name, (unit, default, meaning) in rows(kind.__name__).items() if unit and meaning}
-    assert found == {name: "" if each.default is each.empty else str(each.default) for name, each in arguments.items()}
+    assert found == {
+        name: "" if argument.default is argument.empty else str(argument.default)
+        for name, argument in arguments.items()
+    }
 
 
 def test_every_row_says_unit_default_and_meaning() -> None:

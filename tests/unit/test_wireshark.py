@@ -94,12 +94,12 @@ def test_wireshark_shows_the_fields_of_all_packets_of_a_datagram(given_packets: 
     taken, found, info = dissected(b"".join(map(bytes, given_packets)))
     assert taken
     assert len(found) == len(given_packets)
-    for each, packet in zip(found, given_packets, strict=True):
+    for row, packet in zip(found, given_packets, strict=True):
         whole = DLCP(bytes(packet))
         for place in places():
-            assert each[place.name] % 2**place.size == getattr(whole, place.name), place
-        assert each["size"] == 40 + whole.length
-        assert each.get("payload", b"") == bytes(whole.payload)
+            assert row[place.name] % 2**place.size == getattr(whole, place.name), place
+        assert row["size"] == 40 + whole.length
+        assert row.get("payload", b"") == bytes(whole.payload)
     assert info.startswith(f"{KINDS[given_packets[-1].kind]} rank {given_packets[-1].source}, operation ")
 
 

@@ -190,13 +190,13 @@ def test_every_rank_learns_it(request: pytest.FixtureRequest, name: str) -> None
     site = Site(name, hosts, network, ranks.UDP if name == "network" else {})
     by_rank = survived(site.outcomes(_mismatched))
     for case in CASES:
-        seen: dict[int, Seen] = {rank: each[case] for rank, each in by_rank.items()}  # type: ignore[index]
-        for rank, each in seen.items():
-            assert each.error == "MismatchError", (case, rank, each)
-            assert "ranks disagree on the operation after " in each.text, (case, rank, each)
-            assert f"culprit: rank {rank} on" not in each.text  # but: this one
-            assert "call the same operations in the same order on all ranks" in each.text
-            assert each.seconds < SLACK_S
+        seen: dict[int, Seen] = {rank: cases[case] for rank, cases in by_rank.items()}  # type: ignore[index]
+        for rank, outcome in seen.items():
+            assert outcome.error == "MismatchError", (case, rank, outcome)
+            assert "ranks disagree on the operation after " in outcome.text, (case, rank, outcome)
+            assert f"culprit: rank {rank} on" not in outcome.text  # but: this one
+            assert "call the same operations in the same order on all ranks" in outcome.text
+            assert outcome.seconds < SLACK_S
         assert len({culprit_of(outcome) for outcome in seen.values()}) == 1, (case, seen)
         note(f"another {case} on one rank", f"{name}, {site.size} ranks", seen)
 

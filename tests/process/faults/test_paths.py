@@ -116,9 +116,9 @@ def test_a_job_starts_with_one_of_two_interfaces_down(network: Network) -> None:
         ended = site.outcomes(_starts, **names)
     finally:
         network.apply(Event(0.0, "link_up", host=1, nic=0))
-    for rank, each in enumerate(ended):
-        assert each.error is None, f"rank {rank}: {each.error}"
-        assert each.result < SLACK_S
+    for rank, outcome in enumerate(ended):
+        assert outcome.error is None, f"rank {rank}: {outcome.error}"
+        assert outcome.result < SLACK_S
 
 
 def _dies(rank: int, size: int, began: Path) -> Seen:
@@ -139,10 +139,10 @@ def test_the_only_path_is_the_peer(network: Network, way: str, tmp_path: Path) -
     began = tmp_path / "began"
     with broken_later(network, way, ["eth0", "eth1"], began):
         seen = survived(site.outcomes(_dies, began))
-    for rank, each in seen.items():
-        assert each.error == "PeerLostError", each
-        assert f"(culprit: rank {1 - rank} on " in each.text
-        assert "; its last packet came " in each.text
-        assert " s ago over eth" in each.text
-        assert each.seconds < PEER_TIMEOUT_S + SLACK_S
+    for rank, outcome in seen.items():
+        assert outcome.error == "PeerLostError", outcome
+        assert f"(culprit: rank {1 - rank} on " in outcome.text
+        assert "; its last packet came " in outcome.text
+        assert " s ago over eth" in outcome.text
+        assert outcome.seconds < PEER_TIMEOUT_S + SLACK_S
     note(f"{way}, all there are", site.name, seen, PEER_TIMEOUT_S)

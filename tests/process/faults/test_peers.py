@@ -82,15 +82,15 @@ def _killed_before_small(rank: int, size: int) -> Seen:
 
 def expect_loss(site: Site, outcomes: list[ranks.Outcome], fault: str, victim: int) -> None:
     seen = survived(outcomes, victim)
-    for rank, each in seen.items():
-        assert each.error == "PeerLostError", each
-        assert each.text.startswith(f"rank {rank} of group '0' (default_pg): all_reduce "), each
-        assert ": a peer died or stopped answering after " in each.text
-        assert f" s (culprit: rank {victim} on " in each.text
+    for rank, outcome in seen.items():
+        assert outcome.error == "PeerLostError", outcome
+        assert outcome.text.startswith(f"rank {rank} of group '0' (default_pg): all_reduce "), outcome
+        assert ": a peer died or stopped answering after " in outcome.text
+        assert f" s (culprit: rank {victim} on " in outcome.text
         sign = "its process " if site.shares_memory(rank, victim) else "its last packet came "
-        assert sign in each.text, each
-        assert "); look at that rank's log" in each.text
-        assert each.seconds < PEER_TIMEOUT_S + SLACK_S
+        assert sign in outcome.text, outcome
+        assert "); look at that rank's log" in outcome.text
+        assert outcome.seconds < PEER_TIMEOUT_S + SLACK_S
     note(fault, site.name, seen, PEER_TIMEOUT_S)
 
 
@@ -218,18 +218,18 @@ def _never_calls(rank: int, size: int) -> Seen:
 def test_a_rank_that_never_calls_is_named_at_the_timeout(site: Site) -> None:
     seen = survived(site.outcomes(_never_calls))
     late = site.size - 1
-    first = {rank: each for rank, each in seen.items() if each.error == "OperationTimeoutError"}
+    first = {rank: outcome for rank, outcome in seen.items() if outcome.error == "OperationTimeoutError"}
     assert first
-    for rank, each in first.items():
+    for rank, outcome in first.items():
         # Other hosts wait for a rank of that host, which may be one that waits for the late one itself.
         named = (
             [late]
             if site.shares_memory(rank, late)
             else [r for r in range(1, site.size) if site.shares_memory(r, late)]
         )
-        assert culprit_of(each) in {late, *named}, (rank, each)
-        assert "the operation timed out after 1" in each.text
-        assert "did not call this operation; compare the ranks' logs, or raise the timeout" in each.text
+        assert culprit_of(outcome) in {late, *named}, (rank, outcome)
+        assert "the operation timed out after 1" in outcome.text
+        assert "did not call this operation; compare the ranks' logs, or raise the timeout" in outcome.text
     for outcome in seen.values():
         assert outcome.error in ("OperationTimeoutError", "AbortedError"), outcome
         assert outcome.seconds < 1.0 + SLACK_S

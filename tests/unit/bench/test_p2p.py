@@ -19,10 +19,10 @@ def run(sizes: list[int], gloo_us: float, ours_us: float) -> dict[str, Any]:
 
 
 def test_every_claim_has_its_run_and_size() -> None:
-    for (kind, size, rate), each in CLAIMS.items():
-        words = RUNS[each.run].split()
+    for (kind, size, rate), claim in CLAIMS.items():
+        words = RUNS[claim.run].split()
         assert words[0] == ("pingpong" if kind in BEFORE else kind)
-        assert BEFORE.get(kind, "") in RUNS[each.run]
+        assert BEFORE.get(kind, "") in RUNS[claim.run]
         assert words[words.index("--rate") + 1] == rate
         assert size in words[words.index("--sizes") + 1].split(",")
     assert {claim.run for claim in CLAIMS.values()} == set(RUNS)

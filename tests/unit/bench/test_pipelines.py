@@ -100,7 +100,7 @@ def test_costs_survive_a_file() -> None:
 
 def test_every_system_has_an_order_and_a_backend() -> None:
     assert {system.order for system in pipelines.SYSTEMS.values()} == {"1F1B", "interleaved", "AIAO"}
-    on_gloo = {name: each.tcp_cc for name, each in pipelines.SYSTEMS.items() if each.backend == "gloo"}
+    on_gloo = {name: system.tcp_cc for name, system in pipelines.SYSTEMS.items() if system.backend == "gloo"}
     assert on_gloo == {pipelines.FIFO_GLOO: "bbr", pipelines.FIFO_CUBIC: "cubic"}
 
 

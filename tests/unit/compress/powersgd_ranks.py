@@ -41,7 +41,7 @@ def reduce(
         begun.append(rank.compress(numbers or range(len(result)), result, **options))
     exact = shifted(mean([rank.exact for rank in begun]), len(ranks))
     left = shifted(average([rank.left for rank in begun]), len(ranks))
-    projected = [each.project(averaged) for each, averaged in zip(begun, left, strict=True)]
+    projected = [bucket.project(averaged) for bucket, averaged in zip(begun, left, strict=True)]
     right = shifted(average(projected), len(ranks))
     for i, compression in enumerate(begun):
         compression.finish(exact[i], right[i])

@@ -65,9 +65,9 @@ class Job:
             assert all(codec == codecs[0] for codec in codecs)
             spans = self.spans(codecs[0])
             for choice in self.choices:
-                for i, each in enumerate(spans):
+                for i, times in enumerate(spans):
                     slip_s = 0.0001 * self.random.random()
-                    now = [(self.now_s + start_s, self.now_s + end_s + slip_s) for start_s, end_s in each]
+                    now = [(self.now_s + start_s, self.now_s + end_s + slip_s) for start_s, end_s in times]
                     choice.note(i, self.contents[i], now)
             length_s = COMPUTING_S + max(spans[-1][-1][1] - STARTS_S[-1], 0.0)
             self.now_s += length_s

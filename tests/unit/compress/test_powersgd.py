@@ -48,8 +48,8 @@ def test_the_result_is_the_papers(rank: int, size: int, rows: int, columns: int,
         q = mean([matrix.T @ p for matrix in inputs])
         errors = [matrix - p @ q.T for matrix in inputs]
         torch.testing.assert_close(results[0][0].double(), p @ q.T, rtol=1e-3, atol=1e-3)
-        for each, kept in zip(ranks, errors, strict=True):
-            torch.testing.assert_close(error(each, 0, (rows, columns)).double(), kept, rtol=1e-3, atol=1e-3)
+        for factors, kept in zip(ranks, errors, strict=True):
+            torch.testing.assert_close(error(factors, 0, (rows, columns)).double(), kept, rtol=1e-3, atol=1e-3)
 
 
 @settings(max_examples=60, deadline=None)
@@ -179,9 +179,9 @@ def test_the_error_of_an_unused_parameter_waits() -> None:
     unused = [[torch.zeros(20, 30), own[1]] for own in gradients]
     results = reduce(ranks, unused)
     assert not results[0][0].any()
-    for each, errors in zip(ranks, before, strict=True):
-        assert torch.equal(error(each, 0, (20, 30)), errors[0])
-        assert not torch.equal(error(each, 1, (20, 30)), errors[1])
+    for factors, errors in zip(ranks, before, strict=True):
+        assert torch.equal(error(factors, 0, (20, 30)), errors[0])
+        assert not torch.equal(error(factors, 1, (20, 30)), errors[1])
     half = [unused[0], gradients[1]]  # the second rank has used it
     results = reduce(ranks, half)
     left_over = mean([error(rank, 0, (20, 30)) for rank in ranks])

@@ -40,8 +40,8 @@ def test_other_buckets_change_rounding_only() -> None:
         wanted = reduce(whole, gradients)[0]
         for numbers in order:
             found = reduce(parts, [[own[i] for i in numbers] for own in gradients], numbers)[0]
-            for i, each in zip(numbers, found, strict=True):
-                torch.testing.assert_close(each, wanted[i], rtol=1e-4, atol=1e-4)
+            for i, tensor in zip(numbers, found, strict=True):
+                torch.testing.assert_close(tensor, wanted[i], rtol=1e-4, atol=1e-4)
 
 
 def test_the_state_goes_on_with_another_number_of_ranks() -> None:

@@ -172,7 +172,7 @@ def test_stages(count: int, tensor: int) -> None:
             receives = [0 <= rank // tensor + way < count for rank in range(count * tensor)]
             along = [group if receives[rank] else (rank,) for rank, group in enumerate(groups(shape, 1))]
             whole = ranks.all_gather(parts, along, 1)
-            assert all(torch.equal(each, x) for each, is_there in zip(whole, receives, strict=True) if is_there)
+            assert all(torch.equal(received, x) for received, is_there in zip(whole, receives, strict=True) if is_there)
     layout = Layout(Mesh.of("1-D", tensor) if tensor > 1 else Mesh(), stages=count, batch=2)
     for rank in range(count * tensor):
         stage = layout.stage_of(rank)

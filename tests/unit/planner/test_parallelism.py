@@ -66,13 +66,13 @@ def divided(model: Transformer, cluster: Cluster, layout: Layout) -> Iterator[tu
         units = [n * unit + edge for n, (unit, _, edge, *_) in zip(layers, costs, strict=True)]
         fills = [n * fill + edge / layout.slices for n, (_, fill, edge, *_) in zip(layers, costs, strict=True)]
         links = [
-            m * n * each + n * once + m * ends
-            for n, m, (_, _, _, each, once, ends, _) in zip(layers, counts, costs, strict=True)
+            m * n * per_item + n * once + m * ends
+            for n, m, (_, _, _, per_item, once, ends, _) in zip(layers, counts, costs, strict=True)
         ]
         times = [m * unit for m, unit in zip(counts, units, strict=True)]
         pipeline = max(times)
         if layout.stages > 1:
-            slowest = [place for place, each in enumerate(times) if each == pipeline]
+            slowest = [place for place, time in enumerate(times) if time == pipeline]
             pipeline += min(sum(fills) - fills[place] for place in slowest) + sum(cost[6] for cost in costs)
         yield max(pipeline, *links), max(memory)
 

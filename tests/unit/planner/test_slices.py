@@ -32,7 +32,7 @@ def partitions(total: int, largest: int) -> Iterator[tuple[int, ...]]:
 
 
 def slice_times(time: SliceTime, sequences: int, lengths: tuple[int, ...]) -> list[float]:
-    return [time(sequences, each, sum(lengths[:i])) for i, each in enumerate(lengths)]
+    return [time(sequences, length, sum(lengths[:i])) for i, length in enumerate(lengths)]
 
 
 def exhaustive(length: int, stages: int, time: SliceTime, batch: int) -> float:

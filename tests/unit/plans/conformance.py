@@ -107,8 +107,8 @@ def conform(
         outputs = [inputs[rank][own[rank]] for rank in range(n)]
     elif in_place and collective == "all_gather":
         inputs = [outputs[rank][own[rank]] for rank in range(n)]
-        for each, original in zip(inputs, originals, strict=True):
-            each[:] = original
+        for array, original in zip(inputs, originals, strict=True):
+            array[:] = original
     check_structure(plans, [np.zeros(0, dtype)] * n if meanings[0].in_place else inputs, outputs)
     interpreter.run(plans, inputs, outputs, op, seed=seed)
     name = "AVG" if average else op.name

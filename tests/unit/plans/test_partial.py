@@ -44,7 +44,7 @@ def test_sums_and_losses_of_a_partial_all_reduce_add_up_to_all_inputs(n: int, nu
         shares = tuple((rank + seed) % n for rank in range(n)) if seed else ()
         settings = dataclasses.replace(PARTIAL, weights=shares)
         inputs, outputs, masks = lossy(n, numel, seed, settings, loss=loss)
-        counted = sum(np.where(mask, 0, each) for each, mask in zip(inputs, masks, strict=True))
+        counted = sum(np.where(mask, 0, array) for array, mask in zip(inputs, masks, strict=True))
         np.testing.assert_allclose(outputs[0], counted, rtol=1e-12, atol=1e-12)
         for output in outputs[1:]:
             assert output.tobytes() == outputs[0].tobytes()

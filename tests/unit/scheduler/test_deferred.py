@@ -61,8 +61,8 @@ class Run:
     def arrival(self, memory: list[Tensor], values: list[Tensor]) -> Callable[[], None]:
         def wait() -> None:
             self.waits += 1
-            for each, value in zip(memory, values, strict=True):
-                each.copy_(value)
+            for tensor, value in zip(memory, values, strict=True):
+                tensor.copy_(value)
 
         return wait
 
@@ -248,8 +248,8 @@ def test_other_hooks_of_the_optimizer_see_whole_steps() -> None:
         average = [parameter.detach().clone() for parameter in run.parameters]
 
         def update(*_: Any) -> None:
-            for mean, each in zip(average, run.parameters, strict=True):
-                mean.lerp_(each.detach(), 0.5)
+            for mean, parameter in zip(average, run.parameters, strict=True):
+                mean.lerp_(parameter.detach(), 0.5)
 
         run.optimizer.register_step_post_hook(update)
         for step in range(STEPS):

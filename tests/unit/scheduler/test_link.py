@@ -53,7 +53,9 @@ def test_the_link_is_never_idle_while_something_waits(sent: list[tuple[int, int,
     if discipline == "class":
         alone = [transfer for transfer in transfers if transfer[2] == 0]
         apart, _ = serve("class", alone)
-        assert sorted(apart.values()) == sorted(ended[str(i)] for i, each in enumerate(transfers) if each[2] == 0)
+        assert sorted(apart.values()) == sorted(
+            ended[str(i)] for i, transfer in enumerate(transfers) if transfer[2] == 0
+        )
 
 
 def test_bad_networks_are_refused() -> None:

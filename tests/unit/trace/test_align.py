@@ -29,7 +29,9 @@ def observed(draw: st.DataObject, offsets: list[int], pairs: list[tuple[int, int
 
 def errors_ns(found: list[Alignment], offsets: list[int]) -> list[float]:
     """How much the estimates miss the true offsets, relative to those of their references."""
-    return [abs(each.offset_ns - (true - offsets[each.reference])) for each, true in zip(found, offsets, strict=True)]
+    return [
+        abs(clock.offset_ns - (true - offsets[clock.reference])) for clock, true in zip(found, offsets, strict=True)
+    ]
 
 
 @settings(max_examples=30, deadline=None)
@@ -40,10 +42,10 @@ def test_the_bracket_contains_the_truth(offsets: list[int], data: st.DataObject)
     found = solve(observed(data, offsets, around))
     assert {clock.reference for clock in found} == {0}
     assert all(clock.drift_ns == 0 for clock in found)
-    for each, error in zip(found, errors_ns(found, offsets), strict=True):
-        assert each.uncertainty_ns is not None
-        assert error <= each.uncertainty_ns + 0.01  # doubles
-        assert each.uncertainty_ns <= len(offsets) * 0.5e9 * 2
+    for clock, error in zip(found, errors_ns(found, offsets), strict=True):
+        assert clock.uncertainty_ns is not None
+        assert error <= clock.uncertainty_ns + 0.01  # doubles
+        assert clock.uncertainty_ns <= len(offsets) * 0.5e9 * 2
 
 
 @settings(max_examples=30, deadline=None)

@@ -77,7 +77,9 @@ class Script:
     """A job whose trials take the given steps, one after another; a repeated trial the last ones."""
 
     def __init__(self, **steps_s: tuple[float, ...]) -> None:
-        self.steps_s = {Arm() if codec == "default" else Arm(codec=codec): each for codec, each in steps_s.items()}
+        self.steps_s = {
+            Arm() if codec == "default" else Arm(codec=codec): times_s for codec, times_s in steps_s.items()
+        }
         self.trials: list[tuple[Arm, int]] = []
 
     def __call__(self, arm: Arm, steps: int) -> Timing:

@@ -87,7 +87,7 @@ class Extra(nn.Linear):
 
 class Gathered(nn.Linear):
     def state_dict(self, *args: Any, **options: Any) -> Any:
-        return {name: each.clone() for name, each in super().state_dict(*args, **options).items()}
+        return {name: tensor.clone() for name, tensor in super().state_dict(*args, **options).items()}
 
 
 def test_entries_that_are_copies_are_refused() -> None:
