@@ -150,8 +150,11 @@ TEST(test_numbers)
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         cl_plan *plan = NULL;
-        struct cl_plan_options options = {
-            .steps = &cases[i].step, .step_count = 1, .rank = 1, .world_size = 3, .staging_bytes = cases[i].staging_bytes};
+        struct cl_plan_options options = {.steps = &cases[i].step,
+                                          .step_count = 1,
+                                          .rank = 1,
+                                          .world_size = 3,
+                                          .staging_bytes = cases[i].staging_bytes};
         CHECK_EQ(cl_plan_create(&options, &plan), cases[i].status);
         if (plan == NULL)
             continue;
