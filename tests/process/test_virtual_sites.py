@@ -29,7 +29,7 @@ def programs(draw: Any) -> Program:
     return Program(
         every,
         fragments,
-        draw(st.integers(0, every // fragments)),
+        draw(st.integers(0, -(-every // fragments))),
         draw(st.sampled_from(CODECS)),
         draw(st.sampled_from([None, (1.0, 0.0), (0.7, 0.6)])),
         None,

@@ -80,7 +80,7 @@ class LocalSteps:
     the number of exact steps at the start of a training.
 
     `fragments` parts of the model are sent in turn, each every `every` steps, by a codec of `CODECS`. A sync is applied
-    `delay` steps after its start; None: after `every // fragments`, when the next fragment's turn comes. `outer` is
+    `delay` steps after its start, and not after the next one's start; None: when the next one starts. `outer` is
     (learning rate, momentum) of the optimizer of the shared weights, SGD with Nesterov momentum; None: by `every` and
     `delay`. `samples` returns the number of this rank's samples in a step, and is called once in each: sites then count
     by their samples. `buffers`: "average" averages floating-point buffers, as of BatchNorm, "own" leaves each rank its
@@ -417,8 +417,9 @@ class LocalSteps:
         values = sum(fragment.size for fragment in rounds.fragments)
         lines.append(
             f"{values} values in {turns.fragments} fragments, each sent every {turns.every} steps in {self._codec} and "
-            f"applied {turns.delay} steps later; outer SGD with learning rate {outer.lr:g} and Nesterov momentum "
-            f"{outer.momentum:g}; {exact.steps} exact steps, {rounds.steps} local steps and {rounds.syncs} syncs so far"
+            f"applied {turns.mean_delay:g} steps later; outer SGD with learning rate {outer.lr:g} and Nesterov "
+            f"momentum {outer.momentum:g}; {exact.steps} exact steps, {rounds.steps} local steps and "
+            f"{rounds.syncs} syncs so far"
         )
         return "\n".join(lines)
 

@@ -34,7 +34,7 @@ class Outer(NamedTuple):
     @staticmethod
     def default(turns: Turns) -> Outer:
         """By the trials of docs/local.md: momentum pays with many steps between syncs, and harms with a long delay."""
-        if turns.every < LONG or turns.delay * 4 > turns.every:
+        if turns.every < LONG or turns.mean_delay * 4 > turns.every:
             return PLAIN
         return Outer(0.7, 0.6 if turns.delay else 0.9)
 

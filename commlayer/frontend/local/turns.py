@@ -17,15 +17,16 @@ class Turns:
     """The turns of `fragments` fragments within `every` local steps.
 
     Turns are counted from 0; turn j belongs to fragment j mod `fragments`, begins after local step (j + 1) * `every` //
-    `fragments`, and ends when its average is applied, `delay` steps later. Turns never overlap: `delay` is at most the
-    shortest distance of two turns. Raises ConfigError for values that contradict each other.
+    `fragments`, and ends when its average is applied: `delay` steps later, but before the next turn begins. `delay` is
+    at most the longest distance of two turns. Raises ConfigError for values that contradict each other.
     """
 
     every: int
     """Local steps between two syncs of one fragment: H."""
     fragments: int
     delay: int
-    """Local steps from the start of a sync to its application."""
+    """The most local steps from the start of a sync to its application. Where `fragments` does not divide `every`,
+    some turns are a step shorter than others."""
 
     def __post_init__(self) -> None:
         limits = {"every": (1, EVERY_MAX), "fragments": (1, EVERY_MAX), "delay": (0, EVERY_MAX)}
@@ -38,18 +39,28 @@ class Turns:
                 f"LocalSteps(every={self.every}, fragments={self.fragments}): each fragment needs a step of its own; "
                 f"use fragments={self.every} or fewer"
             )
-        if self.delay > self.every // self.fragments:
+        if self.delay > self._longest:
             raise ConfigError(
                 f"LocalSteps(every={self.every}, fragments={self.fragments}, delay={self.delay}): a sync must be "
-                f"applied before the next fragment's begins; use a delay up to {self.every // self.fragments}"
+                f"applied before the next fragment's begins; use a delay up to {self._longest}"
             )
+
+    @property
+    def _longest(self) -> int:
+        """The longest distance of two turns, in steps."""
+        return -(-self.every // self.fragments)
+
+    @property
+    def mean_delay(self) -> float:
+        """The mean of the local steps from the start of a sync to its application."""
+        return min(self.delay, self.every / self.fragments)
 
     @staticmethod
     def of(every: int, fragments: int, delay: int | None) -> Turns:
         """`delay` None: a whole turn, so that all of the network's time is hidden; 0 where every step has a sync."""
         if delay is None:
             is_plain = whole(every, 0) > 1 and whole(fragments, 0) > 0
-            delay = every // fragments if is_plain else 0
+            delay = -(-every // fragments) if is_plain else 0
         return Turns(every, fragments, delay)
 
     def begins(self, steps: int) -> bool:

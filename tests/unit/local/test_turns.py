@@ -14,14 +14,18 @@ from commlayer.frontend.local.turns import Turns, least_every
 def test_every_fragment_has_one_turn_in_every_steps_and_turns_do_not_overlap(
     every: int, fragments: int, delay: int
 ) -> None:
-    if every < fragments or delay > every // fragments:
+    if every < fragments or delay > -(-every // fragments):
         with pytest.raises(ConfigError):
             Turns(every, fragments, delay)
         return
     turns = Turns(every, fragments, delay)
     begun = [step for step in range(1, 3 * every + 1) if turns.begins(step)]
     assert len(begun) == 3 * fragments
-    assert all(later - earlier >= max(delay, 1) for earlier, later in itertools.pairwise(begun))
+    lengths = [later - earlier for earlier, later in itertools.pairwise(begun)]
+    assert min(lengths) >= max(delay - 1, 1)
+    assert max(lengths) >= delay
+    applied = [min(delay, length) for length in lengths[:fragments]]
+    assert turns.mean_delay == pytest.approx(sum(applied) / fragments)
     for turn, step in enumerate(begun[fragments:]):
         assert step - begun[turn] == every
         assert turns.fragment(turn) == turns.fragment(turn + fragments)
@@ -30,6 +34,8 @@ def test_every_fragment_has_one_turn_in_every_steps_and_turns_do_not_overlap(
 def test_a_sync_takes_a_whole_turn_unless_every_step_has_one() -> None:
     assert Turns.of(12, 4, None) == Turns(12, 4, 3)
     assert Turns.of(10, 1, None) == Turns(10, 1, 10)
+    assert Turns.of(7, 4, None) == Turns(7, 4, 2)  # 7 / 4 in the mean: a delay of 1 would hide 4 steps of 7
+    assert Turns.of(7, 4, None).mean_delay == 7 / 4
     assert Turns.of(1, 1, None) == Turns(1, 1, 0)
     assert Turns.of(12, 4, 1) == Turns(12, 4, 1)
 
