@@ -201,12 +201,13 @@ def _ratio(theirs: Sequence[float], ours: Sequence[float], factor: float = 1.0) 
 
 
 def factor_of(losses: Mapping[str, Any], every: int) -> float | None:
-    """The measured factor of steps of `LocalSteps(every=...)`, with the fragments, delay and codec that it chooses."""
-    for row in local_loss.rows_of(losses, "byte GPT", "AdamW"):
-        fragments, delay = local_loss.usual(every)
-        if row.system == local_loss.System(every, fragments, delay, "int4-int8", local_loss.STARTS[1]):
-            return row.factor
-    return None
+    """The measured factor of steps of `LocalSteps(every=...)`, with the fragments, delay and codec that it chooses, at
+    the learning rate that suits it best."""
+    usual = local_loss.System(every, *local_loss.usual(every), "int4-int8", local_loss.STARTS[1])
+    systems = {usual._replace(rate=rate) for rate in local_loss.RATES}
+    rows = local_loss.rows_of(losses, "byte GPT", "AdamW")
+    factors = [row.factor for row in rows if row.system in systems and row.factor is not None]
+    return min(factors, default=None)
 
 
 def _network(name: str, network: Mapping[str, Any], losses: Mapping[str, Any]) -> list[str]:
@@ -266,24 +267,21 @@ def main() -> int:
     if arguments.rank:
         serve(*arguments.rank)
         return 0
-    content: dict[str, Any] = {} if arguments.quick else read_results(RESULTS, {})
-    losses = read_results(local_loss.RESULTS, {})
     cases = ["100"] if arguments.quick else arguments.only or (TRAINED_AT if arguments.train else CASES)
     for case in () if arguments.table else cases:
         try:
             if arguments.train:
-                content[f"{TRAINING}{case} Mbit/s"] = measure_training(case)
+                found = {f"{TRAINING}{case} Mbit/s": measure_training(case)}
             else:
-                content |= measure_case(case, 1 if arguments.quick else arguments.rounds, short=arguments.quick)
+                found = measure_case(case, 1 if arguments.quick else arguments.rounds, short=arguments.quick)
         except RuntimeError as error:
             print(error, file=sys.stderr)
             return 2
-        if not arguments.quick:
-            write_results(RESULTS, content)
-    if arguments.quick:
-        print(table(content, losses))
-    else:
-        write_between(PAGE, steps=table(content, losses))
+        if arguments.quick:
+            print(table(found, {}))
+            return 0
+        write_results(RESULTS, read_results(RESULTS, {}) | found)
+    write_between(PAGE, steps=table(read_results(RESULTS, {}), read_results(local_loss.RESULTS, {})))
     return 0
 
 

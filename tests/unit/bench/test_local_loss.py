@@ -82,14 +82,14 @@ def test_a_loss_above_all_exact_ones_has_no_factor() -> None:
     row = Row.of(LOCAL, runs_of(2, 0.2))
     assert row is not None
     assert row.factor is None
-    assert row.cells[6] == "above 3, above 3"
+    assert row.cells[7] == "above 3, above 3"
 
 
 def test_table_leaves_out_what_was_not_measured() -> None:
     content = {"runs": runs_of(3, 0.01)}
     assert [row.system for row in rows_of(content, GPT, "AdamW")] == [LOCAL]
     text = table(content)
-    assert "| 8 | 4 | 2 | int4-int8 | 100 | 1, 0 |" in text
+    assert "| 8 | 4 | 2 | int4-int8 | 100 | 1, 0 | 1 |" in text
     assert text.count("Not measured.") == 3
     assert "3 of 12 seeds" in text
 
@@ -136,6 +136,18 @@ def test_training_is_that_of_modules_that_are_averaged() -> None:
     exact, local = train(GPT, "AdamW", 3, [EXACT, System(4)], 12)
     assert local["loss"] == pytest.approx(reference(4, 12), abs=2e-4)
     assert abs(local["loss"] - exact["loss"]) > 1e-3  # so that the test can fail
+
+
+def test_exact_training_at_another_rate_is_a_row_of_its_own() -> None:
+    faster = EXACT._replace(rate=2.0)
+    assert faster in systems_of(EVERY, STARTS)
+    assert EXACT not in systems_of(EVERY, STARTS)
+    row = Row.of(faster, [*runs_of(1, 0.0), log(faster, 0, STEPS, 2 - STEPS / 1e4 + 0.01)])
+    assert row is not None
+    assert row.cells[0] == "exact"
+    assert row.differences == pytest.approx([0.01])
+    usual_ones = systems_of((8,), (100,), (2.0,), is_usual=True)
+    assert usual_ones == [faster, *(System(8, 4, 2, codec, 100, 2.0) for codec in CODECS)]
 
 
 def test_all_exact_steps_are_exact_training() -> None:
