@@ -210,6 +210,13 @@ def factor_of(losses: Mapping[str, Any], every: int) -> float | None:
     return min(factors, default=None)
 
 
+def _factor(log: Log, losses: Mapping[str, Any]) -> float | None:
+    """The factor of steps of a run with local steps, as far as it was measured."""
+    if not log["job"]["local"]:
+        return None
+    return 1.0 if "all stay exact" in log["words"] else factor_of(losses, log["every"])
+
+
 def _network(name: str, network: Mapping[str, Any], losses: Mapping[str, Any]) -> list[str]:
     runs = by_system(network["runs"])
     steps = {system: mean_s(logs) for system, logs in runs.items()}
@@ -233,7 +240,7 @@ def _network(name: str, network: Mapping[str, Any], losses: Mapping[str, Any]) -
             cells += [""] * 6
         else:
             cells += [_ratio(steps[other], values) for other in (gloo, AUTO, STATE)]
-            factor = factor_of(losses, runs[system][0]["every"]) if runs[system][0]["job"]["local"] else None
+            factor = _factor(runs[system][0], losses)
             cells += ["", "", ""] if factor is None else [
                 f"{factor:.2f}", *(_ratio(steps[other], values, factor) for other in (gloo, STATE))
             ]  # fmt: skip

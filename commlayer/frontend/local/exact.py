@@ -15,6 +15,7 @@ from torch._C._distributed_c10d import AllreduceOptions
 
 from ...compress.fine import Fine
 from ...errors import CommError, ConfigError
+from ...plans.codec import VALUE_BYTES
 from ..gradients.hook_group import largest_of
 from ..gradients.samples import weigh
 from ..group.backend import CommProcessGroup
@@ -48,6 +49,11 @@ class Measured(NamedTuple):
     def every(self) -> int:
         """H*."""
         return least_every(self.sites, self.values, self.value_bytes, self.rate, self.step_s)
+
+    @property
+    def average_s(self) -> float:
+        """Seconds that an exact step takes for its average, in float32."""
+        return 2 * (self.sites - 1) / self.sites * self.values * VALUE_BYTES / self.rate
 
     def __str__(self) -> str:
         return (
@@ -180,5 +186,5 @@ class ExactSteps:
         values = self._site.padded(self._size) // self._site.size
         step_s, negative_s = largest_of(self._group, self._site.largest([step_s, -sent_s], self._weights.device))
         sites = self._group.size()
-        rate = 2 * (sites - 1) / sites * values * 4 / max(-negative_s, 1e-9)
+        rate = 2 * (sites - 1) / sites * values * VALUE_BYTES / max(-negative_s, 1e-9)
         return Measured(sites, values, value_bytes, rate, max(step_s, 1e-9))

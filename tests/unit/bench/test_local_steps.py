@@ -53,6 +53,14 @@ def test_time_to_a_loss_is_the_step_times_the_measured_factor() -> None:
     assert row[10:13] == ["1.25", "12.80", "2.56"]
 
 
+def test_exact_steps_cost_no_steps() -> None:
+    exact = network(jobs_of())
+    for each in exact["runs"]:
+        if each["job"]["system"] == LOCAL_AUTO:
+            each.update(every=1, words="measured\n33 exact steps so far; all stay exact")
+    assert row_of(table({"200": exact}, {}), f"{LOCAL_AUTO} (H 1)")[10:13] == ["1.00", "16.00", "3.20"]
+
+
 def test_sites_of_two_have_no_gloo() -> None:
     text = table({"8 x 2": network(jobs_of_two())}, {})
     assert row_of(text, "local, H 8")[6] == "80.0%"
