@@ -1,21 +1,21 @@
 """The checks. Each is called on two ranks of a job, with the device of the rank; an AssertionError is its failure."""
 
+import contextlib
 import functools
 import math
 import os
 import signal
+import threading
 from collections.abc import Callable
-from typing import Any
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.nn.parallel import DistributedDataParallel
+from torch import Tensor
 
 import commlayer
 from tests import ranks
+from tests.gpu import training
 from tests.gpu.lab import Lab, waits
 
 Check = Callable[[Lab, int, int], None]
@@ -73,7 +73,7 @@ def host_goes_on(lab: Lab, rank: int, size: int) -> None:
 
 def many_in_flight(lab: Lab, rank: int, size: int) -> None:
     """A hundred operations of different sizes, waited for in another order."""
-    tensors = [lab.tensor(torch.full((1 + 997 * number,), number + rank + 0.0)) for number in range(100)]
+    tensors = [lab.tensor(torch.full((1 + 997 * each,), each + rank + 0.0)) for each in range(100)]
     works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
     for work in reversed(works):
         work.wait()
@@ -104,128 +104,6 @@ def memory(lab: Lab, rank: int, size: int) -> None:
         lab.launch(functools.partial(total.add_, temporary))
         del temporary
     assert torch.equal(lab.read(total), torch.full((1 << 14,), 2.0 * sum(range(50))))
-
-
-def training(lab: Lab, rank: int, size: int) -> None:
-    """DDP with our hook has the parameters of the same training on the host."""
-    for mine, theirs in zip(_train(lab, rank), _train(None, rank), strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
-
-
-def _net() -> nn.Sequential:
-    torch.manual_seed(1)
-    return nn.Sequential(nn.Linear(20, 40), nn.Tanh(), nn.Linear(40, 40), nn.Tanh(), nn.Linear(40, 6))
-
-
-def _train(lab: Lab | None, rank: int) -> list[Tensor]:
-    net: nn.Module = _net()
-    state = commlayer.HookState(commlayer.Policy(deterministic=True))
-    hook = commlayer.allreduce_hook
-    if lab is not None:
-        net, hook = lab.model(net), lab.hook(hook)
-        lab.stage(state.group())
-    model = DistributedDataParallel(net, gradient_as_bucket_view=True, bucket_cap_mb=0.002)
-    model.register_comm_hook(state, hook)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    generator = torch.Generator().manual_seed(rank)
-    for _ in range(4):
-        inputs = torch.randn(8, 20, generator=generator)
-        model(inputs if lab is None else inputs.to(lab.device)).square().mean().backward()
-        if lab is not None:
-            lab.order()
-        optimizer.step()
-        optimizer.zero_grad()
-    return [parameter.detach().cpu() for parameter in model.parameters()]
-
-
-def ddp(lab: Lab, rank: int, size: int) -> None:
-    """DDP without a hook, whose futures C++ asks for, has the parameters of the same training on the host."""
-    found = []
-    for net, device in ((lab.model(_net()), lab.device), (_net(), torch.device("cpu"))):
-        model = DistributedDataParallel(net, bucket_cap_mb=0.002)
-        _loop(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), rank, device)
-        found.append([parameter.detach().cpu() for parameter in model.parameters()])
-    for mine, theirs in zip(*found, strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
-
-
-def amp(lab: Lab, rank: int, size: int) -> None:
-    """DDP with autocast and scaled gradients ends with finite parameters, the same on both ranks."""
-    model = DistributedDataParallel(lab.model(_net()))
-    scaler = torch.amp.GradScaler(lab.device.type)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    for _ in range(4):
-        with torch.autocast(lab.device.type, dtype=torch.bfloat16):
-            loss = model(torch.randn(8, 20, device=lab.device)).square().mean()
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad()
-    mine = nn.utils.parameters_to_vector(model.parameters()).detach()
-    theirs = mine.clone()
-    dist.broadcast(theirs, 0)
-    assert bool(mine.isfinite().all())
-    assert torch.equal(lab.read(mine), lab.read(theirs))
-
-
-def overlap(lab: Lab, rank: int, size: int) -> None:
-    """With `commlayer.overlap`, training has the parameters of the same training on the host."""
-    found = []
-    for net, device in ((lab.model(_net()), lab.device), (_net(), torch.device("cpu"))):
-        model = DistributedDataParallel(net, gradient_as_bucket_view=True, bucket_cap_mb=0.002)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        handle = commlayer.overlap(model, optimizer, commlayer.Policy(deterministic=True, codec="bf16"))
-        _loop(model, optimizer, rank, device)
-        handle.finish()
-        found.append([parameter.detach().cpu() for parameter in model.parameters()])
-    for mine, theirs in zip(*found, strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-2, atol=1e-3)
-
-
-def within(lab: Lab, rank: int, size: int) -> None:
-    """DDP with a hook that sums gradients within a group first has the parameters of the same training on the host."""
-    found = []
-    for net, device in ((lab.model(_net()), lab.device), (_net(), torch.device("cpu"))):
-        model = DistributedDataParallel(net, bucket_cap_mb=0.002)
-        state = commlayer.HookState(commlayer.Policy(deterministic=True), within=dist.group.WORLD)
-        model.register_comm_hook(state, commlayer.allreduce_hook)
-        _loop(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), rank, device)
-        found.append([parameter.detach().cpu() for parameter in model.parameters()])
-    for mine, theirs in zip(*found, strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
-
-
-def fsdp(lab: Lab, rank: int, size: int) -> None:
-    """FSDP2, which waits on streams of its own, has the parameters of the same training on the host."""
-    _sharded(lab, rank, (size,))
-
-
-def hsdp(lab: Lab, rank: int, size: int) -> None:
-    """The same with replicas of the shards: FSDP2's HSDP."""
-    _sharded(lab, rank, (size, 1))
-
-
-def _sharded(lab: Lab, rank: int, shape: tuple[int, ...]) -> None:
-    found = []
-    for net, device in ((lab.model(_net()), lab.device), (_net(), torch.device("cpu"))):
-        mesh = init_device_mesh(device.type, shape, mesh_dim_names=("replicate", "shard")[-len(shape) :])
-        for layer in net.children():
-            fully_shard(layer, mesh=mesh)
-        fully_shard(net, mesh=mesh)
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
-        _loop(net, optimizer, rank, device)
-        shards: list[Any] = list(net.parameters())
-        found.append([shard.detach().to_local().cpu() for shard in shards])
-    for mine, theirs in zip(*found, strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
-
-
-def _loop(model: nn.Module, optimizer: torch.optim.Optimizer, rank: int, device: torch.device) -> None:
-    generator = torch.Generator().manual_seed(rank)
-    for _ in range(4):
-        model(torch.randn(8, 20, generator=generator).to(device)).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
 
 
 def drains(lab: Lab, rank: int, size: int) -> None:
@@ -266,29 +144,97 @@ def default_device(lab: Lab, rank: int, size: int) -> None:
     assert torch.equal(lab.read(tensor), torch.full((4096,), 3.0))
 
 
+def threads(lab: Lab, rank: int, size: int) -> None:
+    """Two threads, each with a group and a stream of its own.
+
+    Where streams wait they take turns, in one order on both ranks: see "Deadlocks" in docs/cuda.md.
+    """
+    groups = [dist.new_group() for _ in range(2)]
+    turn, takes_turns = threading.Condition(), waits(lab)
+    done = [0, 0]
+    faults: list[BaseException] = []
+
+    def add(number: int) -> None:
+        with lab.accelerator.on(lab.accelerator.side_stream(lab.device)):
+            for _ in range(20):
+                tensor = lab.tensor(torch.full((4096,), rank + number + 1.0))
+                with turn if takes_turns else contextlib.nullcontext():
+                    if takes_turns:
+                        assert turn.wait_for(lambda: faults or done[0] == done[1] + number, 30)
+                    dist.all_reduce(tensor, group=groups[number])
+                    if takes_turns:
+                        done[number] += 1
+                        turn.notify_all()
+                assert torch.equal(lab.read(tensor), torch.full((4096,), 2.0 * number + 3.0))
+
+    def guarded(number: int) -> None:
+        try:
+            add(number)
+        except BaseException as error:
+            faults.append(error)
+
+    for group in groups:
+        lab.stage(group)
+    both = [threading.Thread(target=guarded, args=(number,)) for number in range(2)]
+    for thread in both:
+        thread.start()
+    for thread in both:
+        thread.join()
+    if faults:
+        raise faults[0]
+
+
+def late(lab: Lab, rank: int, size: int) -> None:
+    """A rank never calls: the other one gets the error after the timeout of the group."""
+    group = dist.new_group()
+    lab.stage(group)
+    store = ranks.store()
+    if rank == 1:
+        store.wait(["told"])
+        return
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=1), group)
+    tensor = lab.tensor(torch.ones(4096))
+    try:
+        dist.all_reduce(tensor, group=group)
+        assert math.isnan(float(lab.read(tensor)[0]))
+        dist.all_reduce(tensor, group=group)
+    except commlayer.OperationTimeoutError:
+        return
+    finally:
+        store.set("told", "1")
+    raise AssertionError("the timeout was not raised")
+
+
 def failure(lab: Lab, rank: int, size: int) -> None:
-    """The stream goes on with NaN when an operation fails, and the next call raises the error. Comes last."""
+    """Rank 1 aborts in mid-wait: `wait()` raises it, or the next call, if the stream waited: it went on with NaN.
+
+    Comes last.
+    """
     tensor = lab.tensor(torch.ones(4096))
     store = ranks.store()
-    if not waits(lab):
-        return
     if rank == 1:
-        store.wait(["gone on"])
+        store.wait(["called"])
         dist.distributed_c10d._get_default_group().abort()
         return
-    dist.all_reduce(tensor)
-    store.set("gone on", "1")
-    assert math.isnan(float(lab.read(tensor)[0]))
+    work = dist.all_reduce(tensor, async_op=True)
+    assert work is not None
+    if waits(lab):
+        work.wait()
+    store.set("called", "1")
     try:
-        dist.all_reduce(tensor)
+        if waits(lab):
+            assert math.isnan(float(lab.read(tensor)[0]))
+            dist.all_reduce(tensor)
+        else:
+            work.wait()
     except commlayer.CommError:
         return
     raise AssertionError("the failure was not raised")
 
 
 CHECKS: dict[str, Check] = {
-    check.__name__: check
-    for check in (
+    each.__name__: each
+    for each in (
         collectives,
         rooted,
         order,
@@ -299,12 +245,13 @@ CHECKS: dict[str, Check] = {
         memory,
         inference,
         default_device,
-        training,
+        training.hook,
+        threads,
+        late,
         failure,
     )
 }
-
-ON_GPUS: dict[str, Check] = {check.__name__: check for check in (ddp, amp, overlap, within, fsdp, hsdp)}
+ON_GPUS: dict[str, Check] = {each.__name__: each for each in training.ON_GPUS}
 """These need a GPU: a fake of one does not order the kernels of a model behind its streams."""
 
 
@@ -349,5 +296,5 @@ def left(lab: Lab, rank: int, size: int) -> None:
         dist.all_reduce(tensor, async_op=True)
 
 
-UNTIDY: dict[str, Check] = {check.__name__: check for check in (killed, left)}
+UNTIDY: dict[str, Check] = {each.__name__: each for each in (killed, left)}
 """These do not leave the group."""

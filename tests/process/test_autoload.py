@@ -75,6 +75,15 @@ def test_commlayer_registers_itself_if_torch_loads_no_backends() -> None:
     assert "commlayer CommProcessGroup" in python(source, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
 
 
+@pytest.mark.parametrize(("found", "expected"), [(None, []), ("cuda", []), ("xpu", ["xpu"])])
+def test_the_backend_is_also_that_of_the_accelerator_at_hand(
+    found: str | None, expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accelerator = None if found is None else torch.device(found)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: accelerator)
+    assert commlayer_autoload._devices() == ["cpu", "cuda", *expected]
+
+
 def test_torch_finds_the_backend_by_its_name() -> None:
     (entry,) = metadata.entry_points(group="torch.distributed.backends", name="commlayer")
     assert entry.load() is commlayer_autoload.load

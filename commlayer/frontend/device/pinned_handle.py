@@ -18,8 +18,10 @@ from ..work.work import CommWork
 from .accelerator import read_word, write_word
 from .transfer import Transfer
 
-CATCH_UP_S = 1.0
-"""Time that a call waits for the end of an operation to be told, which the engine has written."""
+CATCH_UP_S = 10.0
+"""Time that a call waits for the end of an operation to be told, which the engine has written. After a failure the
+ranks agree on the culprit first, which takes some seconds (`transport.inquiry`). The limit is for a thread that tells
+the ends and is held up by a callback of the user's."""
 
 log = logging.getLogger("commlayer")
 

@@ -10,10 +10,11 @@ from torch import Tensor
 
 from commlayer.errors import CommError, ConfigError
 from commlayer.frontend.device.pinned import PinnedCopies
+from commlayer.frontend.work.context import Words, current_words
 from commlayer.frontend.work.work import CommWork
 from tests.fake_cuda import FakeCuda
 from tests.fake_transport import FakeHandle
-from tests.unit.pinned.host import Host, comes
+from tests.unit.pinned.host import Host, comes, write_done
 
 
 @pytest.mark.parametrize("stream_wait", [True, False])
@@ -52,6 +53,26 @@ def test_a_failure_behind_a_stream_lets_it_go_on_with_nan_and_is_raised_by_the_n
     assert not work.is_success()
     with pytest.raises(CommError, match="rank 1 died"):
         work.wait()
+
+
+def test_a_failure_that_takes_long_to_explain_is_raised_by_the_next_call_too(
+    cuda: FakeCuda, pinned: PinnedCopies, host: Host
+) -> None:
+    """The stream sees the word at once; the error is told when the ranks have agreed on the culprit."""
+    handle: Any = FakeHandle()
+    words: list[Words | None] = []
+
+    def call(_: Sequence[Tensor], outputs: Sequence[Tensor]) -> CommWork:
+        words.append(current_words())
+        return CommWork(handle, list(outputs))
+
+    tensor = cuda.tensor(1)
+    pinned.run(call, [tensor], [tensor]).wait()
+    write_done(words[0])
+    cuda.read(tensor)
+    threading.Timer(1.5, handle.end, [CommError("rank 1 never called")]).start()
+    with pytest.raises(CommError, match="rank 1 never called"):
+        pinned.run(host.double, [tensor], [tensor])
 
 
 def test_a_failure_that_the_caller_has_seen_is_not_raised_again(

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from commlayer.errors import OperationTimeoutError
+from commlayer.frontend.device.accelerator import waits_for_words
 from commlayer.frontend.device.pinned import PinnedCopies
 from tests.fake_cuda import FakeCuda
 from tests.unit.pinned.host import Host, comes, handle_of
@@ -78,6 +79,20 @@ REASONS = {
     "hang": "cuStreamWaitValue32 blocks the thread that enqueues the next operation",
     "ignore": "cuStreamWaitValue32 does not make the stream wait",
 }
+
+
+def test_the_current_stream_is_tried_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The default stream may be one of old programs, which waits for all others."""
+
+    class Legacy(FakeCuda):
+        def wait_word(self, stream: Any, word: Any) -> None:
+            self.words = "block" if stream is self._default else "wait"
+            super().wait_word(stream, word)
+
+    monkeypatch.setattr("commlayer.frontend.device.accelerator.RESCUE_S", 0.1)
+    cuda = Legacy()
+    assert not waits_for_words(cuda, torch.device("cpu"))
+    cuda.close()
 
 
 def test_the_setting_makes_the_thread_wait(cuda: FakeCuda, host: Host) -> None:
