@@ -66,6 +66,18 @@ def _of_group(policy: Policy) -> Policy:
     return dataclasses.replace(policy, **{name: getattr(defaults, name) for name in OF_HOOK})
 
 
+def check_ranks(has: dist.ProcessGroup | None, given: dist.ProcessGroup, who: str) -> None:
+    """Raises ConfigError if a HookState has a group of other ranks than `given`, which `who` hands to it."""
+    if has is None:
+        return
+    ranks, wanted = (sorted(dist.get_process_group_ranks(each)) for each in (has, given))
+    if ranks != wanted:
+        raise ConfigError(
+            f"{who}(state=...): its process_group has ranks {ranks}, and the gradients are those of ranks {wanted}; "
+            f"make the HookState with their group, or without one"
+        )
+
+
 def is_usable(group: CommProcessGroup | None) -> bool:
     """Whether torch has not let go of a group."""
     return group is not None and (not group.closed or group in dist.distributed_c10d._world.pg_map)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -29,17 +28,15 @@ from .candidates import choice_for
 from .changes import Changes
 from .commit import Commit
 from .gradient import Place, Reduction
-from .hook_group import group_of, is_no_member, is_usable, largest_of
+from .hook_group import check_ranks, group_of, is_no_member, is_usable, largest_of
 from .low_rank import LowRank
 from .reducer import Missing
+from .restored import Restored
 from .samples import weight_of
 from .shards import Shards, check_within
 
 RESIDUALS = {"f32": torch.float32, "bf16": torch.bfloat16}
 """The type of residuals, one per `Policy.residual`."""
-
-
-log = logging.getLogger("commlayer")
 
 
 class HookState:
@@ -145,10 +142,9 @@ class HookState:
         self._count_lock = threading.Lock()
         self._loss_scale = LossScale()
         self._scaler_searches = 2  # some jobs make their scaler after a first step
-        self._tolerance_state: dict[str, Any] | None = None  # restored, and not yet handed to the tolerance
+        self._restored = Restored()
         self._begun = False  # a step, since this state was made or loaded
         self._choice: Choice | None = None
-        self._choice_state: dict[str, Any] = {"values": [], "codecs": []}
         self._buckets = 0  # those of the last step; 0: not known
         self._group: CommProcessGroup | None = None
         self._memory: dict[tuple[int, str], Tensor] = {}
@@ -157,12 +153,9 @@ class HookState:
         """The buckets of a state with `within`."""
         self.in_flight = InFlight()
         """Reductions of buckets on a device."""
-        self._world_size = 0  # that of the group; 0: not known yet
         self._changes = Changes()
         self.weight = 1.0
         """Factor of this rank's gradients in this step, by its samples."""
-        self._was_weighted = False  # it had `samples` when it was saved
-        self._restored_fine: list[int] | None = None  # numbers of the parameters that were fine when it was saved
 
     @property
     def loss_scale(self) -> float:
@@ -230,7 +223,8 @@ class HookState:
     def _begin_step(self) -> None:
         if not self._begun:
             check_optimizer(self.policy, self.optimizer)
-            self._check_world_size()
+            has_residuals = bool(self.feedback) or codec_of(self.policy.codec).keeps_errors
+            self._restored.meet_ranks(self.group().size(), self.group().who, warns=has_residuals)
         self.begin_weight(self.group())
         if self._scaler_searches and (self.policy.loss_bound or self.tolerance or self.policy.codec != "none"):
             self._scaler_searches -= 1
@@ -241,12 +235,8 @@ class HookState:
         self._commit = Commit()
         if self._buckets:
             self.feedback.check_met()
-            self._check_fine()
-        if self._tolerance_state is not None:
-            if self.tolerance is None:
-                raise ConfigError("this HookState was saved with a tolerance: set its `tolerance` to an equal one")
-            self.tolerance.load_state_dict(self._tolerance_state)
-            self._tolerance_state = None
+            self._restored.meet_fine(self._fine_numbers(), self.group().who, warns=self.policy.codec != "none")
+        self._restored.give_to(self.tolerance)
         watched = meter.is_on  # all ranks watch, or none: they compare COMMLAYER_TOP
         if not self._begun and (self.tolerance is not None or self.policy.codec != "none" or watched):
             self.steps = int(self._largest(self.steps))  # a rank that is new in the job begins where the others are
@@ -257,7 +247,7 @@ class HookState:
         if self.policy.codec == "auto" and self.group().can_lose:
             if self._choice is None:
                 self._choice = choice_for(self.group(), self.policy, self.optimizer, self.largest_of)
-                self._choice.load_state_dict(self._choice_state)
+                self._choice.load_state_dict(self._restored.choice)
             self._choice.begin_step(self.steps, time.perf_counter(), self.largest_of)
         self._begun = True
         self.steps += 1
@@ -266,11 +256,8 @@ class HookState:
         """Sets `weight` for a step. All ranks of the group call. Raises ConfigError if a saved state had `samples` and
         this one has none, and for wrong counts: see `samples.weight_of`."""
         self.weight = 1.0 if self.samples is None else weight_of(self.samples, group, device)
-        if self.samples is None and self._was_weighted:
-            raise ConfigError(
-                "this HookState was saved with samples=...: set its `samples` again, or all ranks would have the same "
-                "weight"
-            )
+        if self.samples is None:
+            self._restored.check_weighted()
 
     def changed_policy(self, fields: Mapping[str, Any]) -> Policy:
         """The policy with these fields, for `commlayer ctl`. Raises ConfigError if this hook cannot have it."""
@@ -294,31 +281,6 @@ class HookState:
         """The number of the latest change by `commlayer ctl`."""
         return self._changes.number
 
-    def _check_world_size(self) -> None:
-        """Warns if residuals were saved by a job with another number of ranks."""
-        saved, self._world_size = self._world_size, self.group().size()
-        if saved not in (0, self._world_size) and (self.feedback or codec_of(self.policy.codec).keeps_errors):
-            log.warning(
-                "%s: the restored HookState is of a job with %d ranks, and this one has %d: residuals of other ranks "
-                "are lost, and this one has the wrong weight; restore commlayer.reshard(states, %d)[rank]",
-                self.group().who,
-                saved,
-                self._world_size,
-                self._world_size,
-            )
-
-    def _check_fine(self) -> None:
-        """Warns if a codec leaves other parameters in 16 bits than when this state was saved."""
-        fine, saved, self._restored_fine = self._fine_numbers(), self._restored_fine, None
-        if saved not in (None, fine) and self.policy.codec != "none":
-            log.warning(
-                "%s: Fine selects %d parameters, and %d when this HookState was saved: set `fine` again after a "
-                "restore, HookState.fine = commlayer.Fine(model)",
-                self.group().who,
-                len(fine),
-                len(saved or ()),
-            )
-
     def _fine_numbers(self) -> list[int]:
         """The parameters that a codec leaves in 16 bits, by number."""
         return self.feedback.numbers_where(self.fine.__contains__)
@@ -338,14 +300,7 @@ class HookState:
             raise ConfigError(
                 f"{who}(state=...): a HookState with within=... is for register_comm_hook alone; leave within out"
             )
-        has = self._usable() or self.process_group
-        if has is not None:
-            ranks, wanted = (sorted(dist.get_process_group_ranks(group)) for group in (has, given))
-            if ranks != wanted:
-                raise ConfigError(
-                    f"{who}(state=...): its process_group has ranks {ranks}, and the gradients are those of ranks "
-                    f"{wanted}; make the HookState with their group, or without one"
-                )
+        check_ranks(self._usable() or self.process_group, given, who)
         self.process_group = self.process_group or given
 
     def group(self) -> CommProcessGroup:
@@ -377,17 +332,21 @@ class HookState:
         Waits for reductions of buckets on a device, and raises their error.
         """
         self.in_flight.drain()
+        restored = self._restored
+        tolerance = restored.tolerance  # which the tolerance takes over in the first step
+        if tolerance is None and self.tolerance is not None:
+            tolerance = self.tolerance.state_dict()
         return {
             "policy": dataclasses.asdict(self.policy),
             "steps": self.steps,
-            "world_size": self._world_size,
-            "fine": self._restored_fine or self._fine_numbers(),
+            "world_size": restored.world_size,
+            "fine": restored.fine or self._fine_numbers(),
             "feedback": self.feedback.state_dict(),
             "low_rank": self.low_rank.state_dict(),
             **({} if self._loss_scale.given is None else {"loss_scale": self._loss_scale.given, "scale_is_set": True}),
-            "choice": self._choice_state if self._choice is None else self._choice.state_dict(),
-            "tolerance": self._tolerance_state if self.tolerance is None else self.tolerance.state_dict(),
-            "weighted": self._was_weighted or self.samples is not None,
+            "choice": restored.choice if self._choice is None else self._choice.state_dict(),
+            "tolerance": tolerance,
+            "weighted": restored.weighted or self.samples is not None,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -416,13 +375,9 @@ class HookState:
             self.loss_scale = scale
         self.feedback.dtype = RESIDUALS[policy.residual]
         self.feedback.load_state_dict(state.get("feedback", {}))
-        self._choice_state = state.get("choice", self._choice_state)
         self.low_rank = LowRank()
         self.low_rank.load_state_dict(state.get("low_rank", {}))
-        self._tolerance_state = state.get("tolerance")
-        self._world_size = state.get("world_size", 0)
-        self._restored_fine = state.get("fine") or None
-        self._was_weighted = bool(state.get("weighted"))
+        self._restored = Restored.of(state)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.state_dict()
