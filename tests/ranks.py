@@ -33,7 +33,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch.distributed as dist
 
 from tests import ROOT
@@ -42,7 +41,15 @@ NETWORK = {"COMMLAYER_SHM": "0"}
 """The environment of ranks that share no memory: each is a host."""
 UDP = {**NETWORK, "COMMLAYER_IFNAME": "lo"}
 """The same, on loopback alone."""
-WIRES = pytest.mark.parametrize("wire", [{}, UDP], ids=["shm", "udp"])
+
+
+def _on_wires(test: Any) -> Any:
+    import pytest  # not above: this file is in the bundle of `make gpu`, for machines without it
+
+    return pytest.mark.parametrize("wire", [{}, UDP], ids=["shm", "udp"])(test)
+
+
+WIRES = _on_wires
 """The wires of tests `on` ranks with environ="wire"."""
 
 TIMEOUT_S = 60.0

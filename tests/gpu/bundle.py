@@ -20,17 +20,27 @@ FOLDER = "gpu-bundle"
 VERSIONS = ("3.11", "3.12", "3.13")
 """The Pythons for which wheels of cffi and numpy are packed, which are for one version each. numpy takes 17 MiB."""
 DEPENDENCIES = ("cffi", "pycparser", "numpy")
-"""The dependencies that the checks import. torch need not bring numpy."""
+"""The dependencies that the checks import. numpy is unpacked where torch came without it."""
 
 RUN = """\
 #!/bin/sh
-# Installs commlayer beside this Python's torch, in a new environment, and checks the GPU.
+# Checks the GPU with this Python and its torch. Nothing is installed: the wheels are unpacked here.
 set -eu
 cd "$(dirname "$0")"
-"${PYTHON:-python3}" -m venv --system-site-packages environment
-environment/bin/python -m pip -q --disable-pip-version-check install --no-deps --no-index --find-links wheels PACKAGES
-exec environment/bin/python -m tests.gpu "$@"
-""".replace("PACKAGES", " ".join((*DEPENDENCIES, "commlayer")))
+python=${PYTHON:-python3}
+"$python" -c 'import torch' || { echo "$python has no torch: PYTHON=/path/to/python sh $0 takes another one"; exit 2; }
+tag=$("$python" -c 'import sys; print("cp%d%d" % sys.version_info[:2])')
+needed="PACKAGES"
+"$python" -c 'import numpy' 2>/dev/null || needed="$needed numpy"
+for name in $needed; do
+    for wheel in wheels/$name-*-$tag-*.whl wheels/$name-*-abi3-*.whl wheels/$name-*-none-any.whl; do
+        [ ! -e "$wheel" ] || break
+    done
+    [ -e "$wheel" ] || { echo "no wheel of $name for $python ($tag) here: use Python VERSIONS"; exit 2; }
+    "$python" -m zipfile -e "$wheel" packages
+done
+PYTHONPATH="$PWD/packages:$PWD${PYTHONPATH:+:$PYTHONPATH}" exec "$python" -m tests.gpu "$@"
+""".replace("PACKAGES", "commlayer cffi pycparser").replace("VERSIONS", ", ".join(VERSIONS))
 
 
 def dependencies(folder: Path) -> None:

@@ -1,7 +1,11 @@
 """`make gpu` by itself: its report, its exit status, and its bundle. The checks run on a fake in test_cuda.py."""
 
 import json
+import os
+import subprocess
+import sys
 import tarfile
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -78,17 +82,65 @@ def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert "no GPU" in capsys.readouterr().out
 
 
-def test_the_bundle_has_what_the_checks_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    wheel, wheels = tmp_path / "commlayer-1-cp310-abi3.whl", tmp_path / "wheels"
+@pytest.fixture
+def packed(tmp_path: Path) -> Path:
+    """The folder of an unpacked bundle; its wheels have a file each."""
+    wheels = tmp_path / "wheels"
     wheels.mkdir()
-    for path in (wheel, wheels / "cffi-1.whl"):
-        path.write_bytes(b"x" * 1000)
+    for name, module in (
+        ("commlayer-1-cp310-abi3-linux_x86_64", "ours"),
+        (f"cffi-2-cp3{sys.version_info[1]}-cp3{sys.version_info[1]}-linux_x86_64", "cffi_of_the_bundle"),
+        ("cffi-2-cp39-cp39-linux_x86_64", "cffi_of_another_python"),
+        ("pycparser-3-py3-none-any", "parser"),
+    ):
+        with zipfile.ZipFile(wheels / f"{name}.whl", "w") as wheel:
+            wheel.writestr(f"{module}.py", "")
     target = tmp_path / "out" / "gpu-bundle.tar.gz"
-    bundle.pack(wheel, target, wheels)
+    ours = next(wheels.glob("commlayer-*"))
+    bundle.pack(ours.rename(tmp_path / ours.name), target, wheels)
     with tarfile.open(target) as archive:
-        names = {name.removeprefix("gpu-bundle/") for name in archive.getnames()}
-        assert archive.extractfile("gpu-bundle/run").read().startswith(b"#!/bin/sh\n")  # type: ignore[union-attr]
-    assert {"run", f"wheels/{wheel.name}", "wheels/cffi-1.whl", "tests/ranks.py", "tests/gpu/__main__.py"} <= names
+        archive.extractall(tmp_path, filter="data")
+    return tmp_path / "gpu-bundle"
+
+
+def run(packed: Path, python: str) -> tuple[int, str]:
+    """Runs it as the user of another machine, with another Python."""
+    environ = {"PYTHON": python, "PATH": os.environ["PATH"]}
+    ended = subprocess.run(
+        ["sh", f"{packed.name}/run"], cwd=packed.parent, env=environ, capture_output=True, text=True, check=False
+    )
+    return ended.returncode, ended.stdout + ended.stderr
+
+
+def absent(folder: Path, *names: str) -> str:
+    """This Python, without some modules, as a program."""
+    folder.mkdir()
+    for name in names:
+        (folder / f"{name}.py").write_text("raise ImportError(__name__)")
+    program = folder / "python"
+    program.write_text(f'#!/bin/sh\nPYTHONPATH="{folder}:$PYTHONPATH" exec {sys.executable} "$@"\n')
+    program.chmod(0o755)
+    return str(program)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_the_bundle_needs_nothing_but_torch(packed: Path, tmp_path: Path) -> None:
+    """It comes to the question whether there is a GPU, which all imports precede. Nothing is installed."""
+    python = absent(
+        tmp_path / "bare", "pytest", "hypothesis", "typer", "rich", "scapy", "greenlet", "yaml", "zmq", "pip"
+    )
+    assert run(packed, python) == (2, f"no GPU, or none that torch {torch.__version__} can use: nothing was checked\n")
+    assert {path.name for path in (packed / "packages").iterdir()} == {"ours.py", "cffi_of_the_bundle.py", "parser.py"}
+
+
+def test_the_bundle_says_what_is_missing(packed: Path, tmp_path: Path) -> None:
+    code, said = run(packed, absent(tmp_path / "no_torch", "torch"))
+    assert (code, "has no torch: PYTHON=" in said) == (2, True)
+    code, said = run(packed, absent(tmp_path / "no_numpy", "numpy"))
+    assert (code, f"no wheel of numpy for {tmp_path}/no_numpy/python" in said) == (2, True)
+
+
+def test_a_bundle_has_a_limit(packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bundle, "LIMIT_BYTES", 10)
     with pytest.raises(SystemExit, match="are more than 10"):
-        bundle.pack(wheel, target, wheels)
+        bundle.pack(next(packed.glob("wheels/commlayer*")), tmp_path / "again.tar.gz", packed / "wheels")
