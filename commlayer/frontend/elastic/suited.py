@@ -58,11 +58,8 @@ def check_stepped(stepped: Any, who: str) -> None:
         is_open = given.kind in (given.VAR_POSITIONAL, given.VAR_KEYWORD)
         # A schedule has wrapped the step of its optimizer, whose signature then has `self`.
         if given.default is inspect.Parameter.empty and not is_open and name != "self":
-            computes = " computes gradients within its step (it needs a closure)" if name == "closure" else ""
-            raise ConfigError(
-                f"{who}: {type(stepped).__name__}{computes or f' steps with an argument, {name}'}; use one whose "
-                f"step() takes none"
-            )
+            fault = "computes gradients within its step (it needs a closure)" if name == "closure" else f"needs {name}"
+            raise ConfigError(f"{who}: {type(stepped).__name__} {fault}; use one whose step() takes no argument")
 
 
 def size_of(dataset: Any, batch_size: int, seed: int, who: str) -> int:
