@@ -61,11 +61,11 @@ class Stage(nn.Module):
         self.weight = nn.Parameter(torch.full((WIDTH,), 1.1))
 
     def forward(self, inputs: Tensor, past: tuple[Tensor, ...] | None = None) -> Any:
-        computed: Tensor = Accelerator.apply(inputs, Stage.forward_s * inputs.size(1) / TOKENS)  # type: ignore[no-untyped-call]
-        values = computed * self.weight
+        seconds = Stage.forward_s * inputs.size(1) / TOKENS
+        values: Tensor = Accelerator.apply(inputs * self.weight, seconds)  # type: ignore[no-untyped-call]
         known = torch.cat([*(past or ()), values], 1)
         counts = torch.arange(1, known.size(1) + 1).view(1, -1, 1)
-        output = computed + (known.cumsum(1) / counts)[:, -inputs.size(1) :]
+        output = inputs + (known.cumsum(1) / counts)[:, -inputs.size(1) :]
         return output if past is None else (output, values)
 
 

@@ -32,7 +32,7 @@ import commlayer  # noqa: F401  # registers the backend
 from bench.harness.leaks import Resources
 from bench.harness.lifetimes import lifetimes, table
 from bench.harness.options import options
-from commlayer.plans.select import plan_for
+from commlayer.plans.select import PLANS
 from commlayer.tools.bench.collectives import all_gather_single, reduce_scatter_single
 
 ROUND_S = 8.0
@@ -149,7 +149,7 @@ def _round(rank: int, size: int, seed: int, until: float) -> int:
 
 
 def _hold() -> Resources:
-    plan_for.cache_clear()  # random sizes would fill this cache, whose bound is a number of plans
+    PLANS.clear()  # random sizes would fill it up to its bound
     return Resources.now()
 
 

@@ -31,6 +31,12 @@ class PlanCache:
     def __len__(self) -> int:
         return len(self._plans)
 
+    def clear(self) -> None:
+        """Forgets all plans."""
+        with self._lock:
+            self._plans.clear()
+            self._bytes = 0
+
     def _add(self, key: Hashable, plan: Plan) -> Plan:
         with self._lock:
             if key in self._plans:  # another thread was faster

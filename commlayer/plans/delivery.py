@@ -10,8 +10,8 @@ has no bytes if it must: so a message that comes tells all that its sender has, 
 Ranks of this host exchange through staging, in rounds, with a part for each of them: in round k a rank writes, posts
 k + 1, awaits the posts of the ranks that write for it, and copies out. A rank has as many rounds as its longest pair
 needs. Then it posts the rest, for ranks with more rounds: so all counters of the host rise equally, although no rank
-knows the number of rounds. In the first round each tells each other one number for both lengths of their pair, which
-the other compares before it copies anything.
+knows the number of rounds. In the first round a rank tells each other one number for both lengths of their pair, which
+the other compares before it copies. Nobody waits for a rank that sends it nothing in any case, as the root of a gather.
 
 Round k uses the memory of round k - 2. Its reader has left that when it posts k, so the writer awaits that post. No
 rank waits for a round later than its own, so no rank waits for ever.
@@ -83,8 +83,10 @@ class Pair(NamedTuple):
     """In INPUT, for the other rank."""
     received: Range
     """In OUTPUT, from the other rank."""
-    is_checked: bool
-    """Whether the two ranks might differ in the lengths."""
+    tells: bool
+    """Whether this rank might send something: then it tells the other one both lengths."""
+    hears: bool
+    """Whether the other rank might: then this one waits for it and compares."""
 
     @property
     def told(self) -> int:
@@ -102,8 +104,8 @@ def _pairs(sent: Lengths, received: Lengths, *, same: bool) -> Iterator[Pair]:
     from_peer = [length or 0 for length in received]
     offsets = [0] * len(sent) if same else [0, *accumulate(to_peer)]
     for peer, offset in zip(range(len(sent)), accumulate(from_peer, initial=0), strict=False):
-        is_checked = sent[peer] is not None or received[peer] is not None
-        yield Pair(Range(offsets[peer], to_peer[peer]), Range(offset, from_peer[peer]), is_checked)
+        outgoing, incoming = Range(offsets[peer], to_peer[peer]), Range(offset, from_peer[peer])
+        yield Pair(outgoing, incoming, tells=sent[peer] is not None, hears=received[peer] is not None)
 
 
 def _deliver_here(b: PlanBuilder, pairs: Mapping[int, Pair], staging_bytes: int, same: bool) -> None:
@@ -116,8 +118,8 @@ def _deliver_here(b: PlanBuilder, pairs: Mapping[int, Pair], staging_bytes: int,
     peers = [local[i] for i in others(local, local.index(b.rank))]
     outgoing = {peer: _parts(pairs[peer].sent, part_bytes) for peer in peers}
     incoming = {peer: _parts(pairs[peer].received, part_bytes) for peer in peers}
-    checked = [peer for peer in peers if pairs[peer].is_checked]
-    rounds = max(map(len, [*outgoing.values(), *incoming.values()]), default=0) or int(bool(checked))
+    rounds = max(map(len, [*outgoing.values(), *incoming.values()]), default=0)
+    rounds = rounds or int(any(pairs[peer].tells or pairs[peer].hears for peer in peers))
     if rounds >= POSTS_LIMIT:
         raise ConfigError(
             f"rank {b.rank}: a delivery through staging of {staging_bytes} bytes takes {rounds} rounds, and fewer than "
@@ -132,14 +134,15 @@ def _deliver_here(b: PlanBuilder, pairs: Mapping[int, Pair], staging_bytes: int,
         for peer in readers[:1] if same else readers:
             source, length = outgoing[peer][k]
             b.copy(INPUT, source, STAGING, slot + place[peer], length)
-        for peer in checked if k == 0 else ():
-            b.tell(pairs[peer].told, numbers[peer])
+        for peer in peers if k == 0 else ():
+            if pairs[peer].tells:
+                b.tell(pairs[peer].told, numbers[peer])
         b.post()
         for peer in peers:
-            is_checked = k == 0 and pairs[peer].is_checked
-            if is_checked or k < len(incoming[peer]):
+            hears = k == 0 and pairs[peer].hears
+            if hears or k < len(incoming[peer]):
                 b.await_(peer, k + 1)
-            if is_checked:
+            if hears:
                 b.check(peer, pairs[peer].expected, numbers[b.rank])
             if k < len(incoming[peer]):
                 b.copy(STAGING, slot + place[b.rank], OUTPUT, *incoming[peer][k], staging_of=peer)

@@ -13,10 +13,10 @@ ranks) to a plan. The hierarchical algorithms use them, too.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from .codec import Encoding
-from .partition import MESSAGE_LIMIT_BYTES, Range, longest_whole, partition, segments
+from .partition import MESSAGE_LIMIT_BYTES, SHORT_MESSAGE_BYTES, Range, longest_whole, partition, segments
 from .plan import Buffer, Plan, PlanBuilder
 from .settings import Settings
 from .window import Window
@@ -31,6 +31,9 @@ ORDERED_SEGMENTS = 16
 
 ORDERED_BYTES = 32 << 20
 """That scratch in large worlds, whose segments are long; two segments in any case."""
+
+Route = Sequence[int]
+"""The ranks that get the messages of this rank, where these are not the members from which it gets its own."""
 
 
 def all_reduce(rank: int, world_size: int, numel: int, itemsize: int, divisor: int, settings: Settings) -> Plan:
@@ -105,10 +108,12 @@ def all_reduce_segment(
     divisor: int,
     window: Window | None,
     after: Sequence[int] = (),
+    between: Callable[[Range, Sequence[int]], list[int]] | None = None,
 ) -> list[int]:
     """All-reduces ranges of OUTPUT; members[i] owns shards[i]. Returns the steps after which the result is there.
 
-    This rank's own contribution is ready after the steps `after`.
+    This rank's own contribution is ready after the steps `after`. between(own shard, after) adds the steps that turn
+    the sum of the members into the result, before it is divided, and returns the last ones.
     """
     me = members.index(b.rank)
     own = shards[me]
@@ -118,6 +123,8 @@ def all_reduce_segment(
     done = list(after)
     if own.length:
         done = reduce_segment(b, members, own, window=window, after=after)
+        if between is not None:
+            done = between(own, done)
         if divisor > 1:
             done = [b.scale(OUTPUT, *own, divisor, done)]
         for i in others(members, me):
@@ -185,18 +192,25 @@ def exchange(rank: int, world_size: int, numel: int, itemsize: int, divisor: int
 
 
 def exchange_segment(
-    b: PlanBuilder, members: Sequence[int], piece: Range, *, divisor: int, after: Sequence[int] = ()
+    b: PlanBuilder,
+    members: Sequence[int],
+    piece: Range,
+    *,
+    divisor: int,
+    after: Sequence[int] = (),
+    route: Route | None = None,
 ) -> list[int]:
     """All-reduces a range of OUTPUT by sending all of it to every other member; arguments as of all_reduce_segment.
 
-    Each member reduces the first member's + the second's + ... in that order, so all replicas have the same bits.
+    `route`: sends it to these ranks instead. Each member reduces the first member's + the second's + ... in that order,
+    so all replicas have the same bits.
     """
     me = members.index(b.rank)
     slots = [b.scratch(piece.length) for _ in members]
     # The sends read a copy: OUTPUT may be overwritten before they are acknowledged.
     arrived = {me: b.copy(OUTPUT, piece.offset, SCRATCH, slots[me], piece.length, after)}
-    for i in others(members, me):
-        b.send(members[i], SCRATCH, slots[me], piece.length, [arrived[me]])
+    for receiver in _receivers(members, me, route):
+        b.send(receiver, SCRATCH, slots[me], piece.length, [arrived[me]])
     for i in others(members, me):
         arrived[i] = b.recv_copy(members[i], SCRATCH, slots[i], piece.length)
     done = [b.copy(SCRATCH, slots[0], OUTPUT, *piece, [arrived[0], arrived[me]])]
@@ -241,17 +255,26 @@ def all_gather(rank: int, world_size: int, numel: int, itemsize: int, settings: 
 def broadcast(rank: int, world_size: int, numel: int, itemsize: int, root: int, settings: Settings) -> Plan:
     """Copies the root's OUTPUT to that of all ranks."""
     b = PlanBuilder(rank, world_size)
-    for piece in segments(Range(0, numel * itemsize), itemsize, settings.segment_bytes, MESSAGE_LIMIT_BYTES):
+    for piece in broadcast_pieces(numel * itemsize, itemsize, world_size, settings):
         broadcast_segment(b, range(world_size), piece, itemsize, root=root)
     return b.build()
+
+
+def broadcast_pieces(length: int, itemsize: int, members: int, settings: Settings) -> list[Range]:
+    """The segments of a broadcast of `length` bytes: each receiver gets no short message of one."""
+    segment_bytes = max(settings.segment_bytes, SHORT_MESSAGE_BYTES * (members - 1))
+    return segments(Range(0, length), itemsize, segment_bytes, MESSAGE_LIMIT_BYTES)
 
 
 SCATTER_LIMIT_BYTES = 16 << 10
 """A shorter broadcast segment goes whole to each member: in one network step instead of two."""
 
 
-def broadcast_segment(b: PlanBuilder, members: Sequence[int], piece: Range, itemsize: int, *, root: int) -> list[int]:
-    """Copies the root's range of OUTPUT to all members; returns the steps after which it is there.
+def broadcast_segment(
+    b: PlanBuilder, members: Sequence[int], piece: Range, itemsize: int, *, root: int, after: Sequence[int] = ()
+) -> list[int]:
+    """Copies the root's range of OUTPUT, which is there after `after`, to all members; returns the steps after which it
+    is there.
 
     Longer segments are scattered by the root and then gathered from one another by the others, so that the root sends
     everything once and not once per member (van de Geijn's scatter/all-gather broadcast).
@@ -261,12 +284,12 @@ def broadcast_segment(b: PlanBuilder, members: Sequence[int], piece: Range, item
         if b.rank != root:
             return [b.recv_copy(root, OUTPUT, *piece)]
         for receiver in receivers:
-            b.send(receiver, OUTPUT, *piece)
+            b.send(receiver, OUTPUT, *piece, after)
         return []
     shards = partition(piece, len(receivers), itemsize)
     if b.rank == root:
         for receiver, shard in zip(receivers, shards, strict=True):
-            b.send(receiver, OUTPUT, *shard)
+            b.send(receiver, OUTPUT, *shard, after)
         return []
     me = receivers.index(b.rank)
     own = b.recv_copy(root, OUTPUT, *shards[me])
@@ -322,14 +345,16 @@ def barrier(rank: int, world_size: int) -> Plan:
     return b.build()
 
 
-def barrier_segment(b: PlanBuilder, members: Sequence[int], after: Sequence[int] = ()) -> list[int]:
-    """Tells every member that `after` is done; returns the steps after which all members have told so."""
+def barrier_segment(
+    b: PlanBuilder, members: Sequence[int], after: Sequence[int] = (), *, route: Route | None = None
+) -> list[int]:
+    """Tells every member that `after` is done; returns the steps after which all members have told so. `route`: tells
+    these ranks instead."""
     mine = b.scratch(BARRIER_BYTES)
-    heard = []
-    for i in others(members, members.index(b.rank)):
-        b.send(members[i], SCRATCH, mine, BARRIER_BYTES, after)
-        heard.append(b.recv_copy(members[i], SCRATCH, b.scratch(BARRIER_BYTES), BARRIER_BYTES))
-    return heard
+    me = members.index(b.rank)
+    for receiver in _receivers(members, me, route):
+        b.send(receiver, SCRATCH, mine, BARRIER_BYTES, after)
+    return [b.recv_copy(members[i], SCRATCH, b.scratch(BARRIER_BYTES), BARRIER_BYTES) for i in others(members, me)]
 
 
 def per_rank_segments(length: int, world_size: int, itemsize: int, settings: Settings) -> list[Range]:
@@ -344,7 +369,11 @@ def _ordered(world_size: int, settings: Settings) -> bool:
     return settings.deterministic and world_size > 2
 
 
-def others(members: Sequence[int], me: int) -> range | list[int]:
+def others(members: Sequence[object], me: int) -> range | list[int]:
     """The indices of the other members, beginning after `me`: each rank begins with another peer, none is flooded."""
     n = len(members)
     return [(me + i) % n for i in range(1, n)]
+
+
+def _receivers(members: Sequence[int], me: int, route: Route | None) -> Route:
+    return [members[i] for i in others(members, me)] if route is None else route

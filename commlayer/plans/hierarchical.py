@@ -11,13 +11,22 @@ works on a later segment than the network: up to `NETWORK_LAG` segments are on t
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 
 from ..errors import ConfigError
-from . import direct
+from . import direct, grid
 from .codec import Codec, Encoding
 from .host import SLOTS, add_parts, await_all, staged_broadcast, staged_reduce, staging_area
-from .partition import MESSAGE_LIMIT_BYTES, Range, longest_whole, partition, segments
+from .partition import (
+    ALIGNMENT_BYTES,
+    MESSAGE_LIMIT_BYTES,
+    SHORT_MESSAGE_BYTES,
+    Range,
+    longest_whole,
+    partition,
+    segments,
+)
 from .plan import Buffer, Plan, PlanBuilder
 from .settings import Settings
 from .window import Window
@@ -26,9 +35,6 @@ INPUT, OUTPUT, SCRATCH, STAGING = Buffer.INPUT, Buffer.OUTPUT, Buffer.SCRATCH, B
 
 NETWORK_LAG = 8
 """Segments on the network: enough to fill a long or fast path until the first one comes back."""
-
-SHORT_MESSAGE_BYTES = 4096
-"""Shorter messages between hosts are mostly headers and steps."""
 
 PARTIAL_LAG = 2
 """The same for partial segments, which are longer."""
@@ -56,6 +62,8 @@ def all_reduce(rank: int, hosts: Hosts, numel: int, itemsize: int, divisor: int,
         window = direct.ordered_window(b, len(hosts), owned)
 
     def finish(_: Buffer, own: Range, after: Sequence[int]) -> list[int]:
+        if grid.sums(len(hosts), own.length, settings):
+            return _grid(b, members, own, itemsize, divisor, settings, after)
         if short:
             return direct.exchange_segment(b, members, own, divisor=divisor, after=after)
         shards = partition(own, len(hosts), itemsize, settings.weights)
@@ -82,10 +90,26 @@ def _long_all_reduce(rank: int, hosts: Hosts, numel: int, itemsize: int, divisor
         window = direct.ordered_window(b, len(hosts), owned)
 
     def between(i: int, after: Sequence[int]) -> list[int]:
+        own = cuts[i][me]
+        if grid.sums(len(hosts), own.length, settings):
+            return _grid(b, members, own, itemsize, divisor, settings, after)
         return direct.all_reduce_segment(b, members, shards[i], divisor=divisor, window=window, after=after)
 
     reduce_and_spread(b, local, cuts, itemsize, settings, between if members else None, source=OUTPUT)
     return b.build()
+
+
+def _grid(
+    b: PlanBuilder,
+    members: Sequence[int],
+    own: Range,
+    itemsize: int,
+    divisor: int,
+    settings: Settings,
+    after: Sequence[int],
+) -> list[int]:
+    limit_bytes = settings.exchange_limit_bytes
+    return grid.all_reduce_segment(b, members, own, itemsize, limit_bytes, divisor=divisor, after=after)
 
 
 def partial_all_reduce(rank: int, hosts: Hosts, numel: int, itemsize: int, divisor: int, settings: Settings) -> Plan:
@@ -225,22 +249,26 @@ def reduce_scatter(
     b = PlanBuilder(rank, world_size)
     local = home(hosts, rank)
     peers = [peer for peer in local if peer != rank]
-    elsewhere = [other for other in range(world_size) if delegate(hosts, local, other) != rank]
-    remote = [other for other in clients(hosts, rank) if other != rank]
-    members = [delegate(hosts, host, rank) for host in hosts]
+    mine = set(clients(hosts, rank))
+    members = [delegate(host, local.index(rank)) for host in hosts]
     length = numel * itemsize
-    slot_bytes, pieces = _rank_pieces(hosts, length, itemsize, world_size, settings, codec)
+    slot_bytes, room, pieces = _rank_pieces(hosts, length, itemsize, world_size, settings, codec)
     longest = max((piece.length for piece in pieces), default=0)
+    # Each host begins with the hosts after it, so that none is flooded, and ends with its own ranks.
+    after = hosts.index(local) + 1
+    order = [other for host in (*hosts[after:], *hosts[:after]) for other in host]
+    batches = [order[first : first + room] for first in range(0, world_size, room)]
+    most = max(sum(other in mine for other in batch) for batch in batches)
     window = direct.ordered_window(b, len(hosts), pieces) if settings.deterministic else None
-    sums = Window(b, len(remote) * longest if peers else 0, NETWORK_LAG)
-    encoded = Window(b, codec.encoded_bytes(longest) if codec else 0, NETWORK_LAG * max(len(remote), 1))
+    sums = Window(b, most * longest if peers else 0, NETWORK_LAG)
+    encoded = Window(b, codec.encoded_bytes(longest) if codec else 0, NETWORK_LAG * most)
     chain = b.chain()
 
     def reduce_here(destination: int, piece: Range, staged: int, target: Buffer, at: int, free: Sequence[int]) -> int:
         with chain:
             began = b.copy(INPUT, destination * length + piece.offset, target, at, piece.length, free)
             for peer in peers:
-                b.reduce(STAGING, staged + destination * piece.length, target, at, piece.length, staging_of=peer)
+                b.reduce(STAGING, staged, target, at, piece.length, staging_of=peer)
         return began
 
     def encoding_of(destination: int, piece: Range) -> Encoding | None:
@@ -252,22 +280,24 @@ def reduce_scatter(
         )
 
     # A slot is written again for k + 2, after awaiting all posts of k + 1, which follow the reduction of k.
-    for k, piece in enumerate(pieces):
-        staged = k % SLOTS * slot_bytes
+    for k, (piece, batch) in enumerate(itertools.product(pieces, batches)):
+        staged = {other: k % SLOTS * slot_bytes + i * piece.length for i, other in enumerate(batch)}
         with chain:
-            for other in elsewhere if peers else ():
-                b.copy(INPUT, other * length + piece.offset, STAGING, staged + other * piece.length, piece.length)
+            for other in batch if peers else ():
+                if other not in mine:
+                    b.copy(INPUT, other * length + piece.offset, STAGING, staged[other], piece.length)
             if len(hosts) < world_size:
                 b.post()
             await_all(b, peers, b.posts)
-        place, free = sums.take()
+        remote = [other for other in batch if other in mine and other != rank]
+        place, free = sums.take() if remote else (0, ())
         read: list[int] = []
         for i, other in enumerate(remote):
             values = Range(other * length + piece.offset, piece.length)
             source, part, ready = INPUT, values, chain.tail[:0]
             if peers:
                 source, part = SCRATCH, Range(place + i * piece.length, piece.length)
-                reduce_here(other, piece, staged, source, part.offset, free)
+                reduce_here(other, piece, staged[other], source, part.offset, free)
                 ready = chain.tail
             encoding = encoding_of(other, piece)
             if encoding is None:
@@ -277,13 +307,15 @@ def reduce_scatter(
             read.append(b.encode(encoding, source, *part, at, [*ready, *busy]))
             sent = b.send(other, SCRATCH, at, piece.length, read[-1:], encoding=encoding, values=values.offset)
             encoded.release([sent])
-        sums.release(read)
-        began = reduce_here(rank, piece, staged, OUTPUT, piece.offset, ())
-        done = direct.reduce_segment(
-            b, members, piece, window=window, begin=[began], after=chain.tail, encoding=encoding_of(rank, piece)
-        )
-        if divisor > 1:
-            b.scale(OUTPUT, *piece, divisor, done)
+        if remote:
+            sums.release(read)
+        if rank in staged:
+            began = reduce_here(rank, piece, staged[rank], OUTPUT, piece.offset, ())
+            done = direct.reduce_segment(
+                b, members, piece, window=window, begin=[began], after=chain.tail, encoding=encoding_of(rank, piece)
+            )
+            if divisor > 1:
+                b.scale(OUTPUT, *piece, divisor, done)
     return b.build()
 
 
@@ -299,15 +331,16 @@ def all_gather(
     local = home(hosts, rank)
     peers = [peer for peer in local if peer != rank]
     length = numel * itemsize
-    carried = [clients(hosts, other) for other in range(world_size)]
-    delegates = [delegate(hosts, host, rank) for host in hosts if host is not local]
-    slot_bytes, pieces = _rank_pieces(hosts, length, itemsize, max(map(len, carried)), settings, codec)
+    carried = {member: clients(hosts, member) for member in local}
+    after = hosts.index(local) + 1  # each host sends to the one after it first, so that none is flooded
+    delegates = [delegate(host, local.index(rank)) for host in (*hosts[after:], *hosts[: after - 1])]
+    most = len(clients(hosts, min(hosts, key=len)[0]))  # that any rank has
+    slot_bytes, room, pieces = _rank_pieces(hosts, length, itemsize, most, settings, codec)
     longest = max((piece.length for piece in pieces), default=0)
     encoded = Window(b, codec.encoded_bytes(longest) if codec else 0, NETWORK_LAG)
     chain = b.chain()
-    # A slot is written again for k + 2, after awaiting all posts of k + 1, which follow the copying of k.
-    for k, piece in enumerate(pieces):
-        staged = k % SLOTS * slot_bytes
+    rounds = 0
+    for piece in pieces:
         own = Range(rank * length + piece.offset, piece.length)
         encoding = codec and Encoding(codec, piece.offset // codec.block_length)
         if encoding is None:
@@ -329,40 +362,51 @@ def all_gather(
                 there[other] = b.recv_copy(other, OUTPUT, target, piece.length, encoding=encoding)
         if len(hosts) == world_size:
             continue
-        with chain:
-            for i, other in enumerate(carried[rank] if peers else ()):
-                source = other * length + piece.offset
-                b.copy(OUTPUT, source, STAGING, staged + i * piece.length, piece.length, [there[other]])
-            b.post()
-            for peer in peers:
-                b.await_(peer, b.posts)
-                for i, other in enumerate(carried[peer]):
-                    target = other * length + piece.offset
-                    b.copy(STAGING, staged + i * piece.length, OUTPUT, target, piece.length, staging_of=peer)
+        # A slot is written again for k + 2, after awaiting all posts of k + 1, which follow the copying of k.
+        for first in range(0, most, room):
+            staged = rounds % SLOTS * slot_bytes
+            rounds += 1
+            with chain:
+                for i, other in enumerate(carried[rank][first : first + room] if peers else ()):
+                    source = other * length + piece.offset
+                    b.copy(OUTPUT, source, STAGING, staged + i * piece.length, piece.length, [there[other]])
+                b.post()
+                for peer in peers:
+                    b.await_(peer, b.posts)
+                    for i, other in enumerate(carried[peer][first : first + room]):
+                        target = other * length + piece.offset
+                        b.copy(STAGING, staged + i * piece.length, OUTPUT, target, piece.length, staging_of=peer)
     return b.build()
 
 
 def _rank_pieces(
     hosts: Hosts, length: int, itemsize: int, parts: int, settings: Settings, codec: Codec | None
-) -> tuple[int, list[Range]]:
-    """The bytes of a staging slot, and the segments of each rank's `length` bytes, `parts` of which fit into a slot.
+) -> tuple[int, int, list[Range]]:
+    """Bytes of a staging slot, ranks whose segments fit into it, and the segments of each rank's `length` bytes.
 
-    With a codec they begin at blocks, and have the usual length once encoded.
+    All `parts` ranks fit, unless segments would be shorter than usual then, and messages between hosts, too. With a
+    codec they begin at blocks, and have the usual length once encoded.
     """
     world_size = sum(map(len, hosts))
     slot_bytes, longest, segment_bytes = 0, MESSAGE_LIMIT_BYTES, settings.segment_for(world_size) // world_size
-    if len(hosts) < world_size:
-        slot_bytes, longest = staging_area(settings.staging_bytes, 1, parts, itemsize)
+    granule = itemsize if codec is None else codec.block_length
     if codec is not None:
         segment_bytes = segment_bytes * codec.block_length // codec.block_bytes
+    if len(hosts) < world_size:
+        slot_bytes, whole = staging_area(settings.staging_bytes, 1, 1, itemsize)
+        fits = whole // parts // ALIGNMENT_BYTES * ALIGNMENT_BYTES
+        least = max(segment_bytes, granule, ALIGNMENT_BYTES) // ALIGNMENT_BYTES * ALIGNMENT_BYTES
+        longest = max(fits, min(least, whole))
+    if codec is not None:
         longest -= longest % codec.block_length
         if longest == 0:
             raise ConfigError(
                 f"staging of {settings.staging_bytes} bytes per rank is too small for blocks of {codec.block_length} "
-                f"bytes of {parts} ranks; use fewer ranks per host"
+                "bytes"
             )
-    granule = itemsize if codec is None else codec.block_length
-    return slot_bytes, segments(Range(0, length), granule, min(max(segment_bytes, 1), longest), longest)
+    pieces = segments(Range(0, length), granule, min(max(segment_bytes, 1), longest), longest)
+    room = slot_bytes // max(piece.length for piece in pieces) if slot_bytes and pieces else parts
+    return slot_bytes, min(room, parts), pieces
 
 
 def broadcast(rank: int, hosts: Hosts, numel: int, itemsize: int, root: int, settings: Settings) -> Plan:
@@ -372,10 +416,15 @@ def broadcast(rank: int, hosts: Hosts, numel: int, itemsize: int, root: int, set
     leaders = [root if root in host else host[0] for host in hosts]
     leader = leaders[hosts.index(local)]
     slot_bytes, longest = staging_area(settings.staging_bytes, 1, 1, itemsize)
-    pieces = segments(Range(0, numel * itemsize), itemsize, min(settings.segment_bytes, longest), longest)
-    ready: list[list[int]] = [[] for _ in pieces]
-    if rank == leader:
-        ready = [direct.broadcast_segment(b, leaders, piece, itemsize, root=root) for piece in pieces]
+    pieces: list[Range] = []
+    ready: list[list[int]] = []
+    length = numel * itemsize
+    module = grid if grid.serves(len(hosts), length) else direct
+    for segment in direct.broadcast_pieces(length, itemsize, len(hosts), settings):
+        parts = segments(segment, itemsize, min(settings.segment_bytes, longest), longest)
+        came = module.broadcast_segment(b, leaders, segment, itemsize, root=root) if rank == leader else []
+        pieces += parts
+        ready += [came] * len(parts)
     staged_broadcast(b, local, pieces, slot_bytes, ready, root=leader)
     return b.build()
 
@@ -391,7 +440,8 @@ def barrier(rank: int, hosts: Hosts) -> Plan:
     if rank == local[0]:
         with chain:
             await_all(b, local, b.posts)
-        heard = direct.barrier_segment(b, [host[0] for host in hosts], chain.tail)
+        module = grid if grid.serves(len(hosts), 0) else direct
+        heard = module.barrier_segment(b, [host[0] for host in hosts], chain.tail)
     with chain:
         b.post(heard)
         if rank != local[0]:
@@ -413,12 +463,12 @@ def home(hosts: Hosts, rank: int) -> tuple[int, ...]:
     return next(host for host in hosts if rank in host)
 
 
-def delegate(hosts: Hosts, host: tuple[int, ...], rank: int) -> int:
-    """The rank on `host` that handles the part of `rank` in the network; on its own host that is `rank` itself."""
-    return host[home(hosts, rank).index(rank) % len(host)]
+def delegate(host: tuple[int, ...], place: int) -> int:
+    """The rank on `host` that handles the part of a rank in the network; `place`: of that rank on its own host."""
+    return host[place % len(host)]
 
 
 def clients(hosts: Hosts, rank: int) -> list[int]:
     """The ranks for which `rank` is the delegate on its host: itself, and some of every other host."""
-    host = home(hosts, rank)
-    return [other for members in hosts for other in members if delegate(hosts, host, other) == rank]
+    local = home(hosts, rank)
+    return [other for host in hosts for other in host[local.index(rank) :: len(local)]]

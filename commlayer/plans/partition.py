@@ -12,6 +12,9 @@ ALIGNMENT_BYTES = 64
 MESSAGE_LIMIT_BYTES = 16 << 20
 """No message is longer than this."""
 
+SHORT_MESSAGE_BYTES = 4096
+"""Shorter messages between hosts are mostly headers and steps."""
+
 SEGMENT_LIMIT = 256
 """A plan gets longer segments rather than more than this, so that its size and build time stay small."""
 

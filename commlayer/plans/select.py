@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from typing import Any, Literal
 
 from ..errors import ConfigError
-from . import direct, encoded, hierarchical, host, ring
+from . import direct, encoded, grid, hierarchical, host, ring
+from .cache import PlanCache
 from .codec import CODECS
 from .hierarchical import Hosts
 from .plan import Buffer, Plan, PlanBuilder, sign
 from .settings import Settings
 
-__all__ = ["Collective", "Settings", "plan_for"]
+__all__ = ["Collective", "Settings", "make_plan", "plan_for"]
 
 Collective = Literal["all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "barrier"]
 """The collectives of `plan_for`; `delivery.deliver` makes all-to-all, gather, scatter and uneven all-gather."""
@@ -25,7 +25,6 @@ RING_CHUNK_BYTES = 32 << 10
 """With shorter chunks the 2 (n-1) latencies of a ring cost more than the incast that it avoids."""
 
 
-@functools.lru_cache(maxsize=256)
 def plan_for(
     collective: Collective,
     *,
@@ -39,7 +38,42 @@ def plan_for(
     signed: tuple[object, ...] = (),
     settings: Settings,
 ) -> Plan:
-    """The plan of `rank` for a collective among the group ranks in `hosts`. Cached: the same object each time.
+    """The plan that `make_plan` makes of the same arguments. Cached: the same object each time, while there is room."""
+    return PLANS.get(
+        (collective, rank, hosts, numel, itemsize, average, root, element, signed, settings),
+        lambda: make_plan(
+            collective,
+            rank=rank,
+            hosts=hosts,
+            numel=numel,
+            itemsize=itemsize,
+            average=average,
+            root=root,
+            element=element,
+            signed=signed,
+            settings=settings,
+        ),
+    )
+
+
+PLANS = PlanCache()
+"""The plans of all groups. (A number of them would be no bound of memory: one of 8,000 ranks may take megabytes.)"""
+
+
+def make_plan(
+    collective: Collective,
+    *,
+    rank: int,
+    hosts: Hosts,
+    numel: int,
+    itemsize: int,
+    average: bool = False,
+    root: int = 0,
+    element: str = "",
+    signed: tuple[object, ...] = (),
+    settings: Settings,
+) -> Plan:
+    """The plan of `rank` for a collective among the group ranks in `hosts`.
 
     `numel` counts the elements of the tensor for all_reduce, broadcast and reduce (in place in OUTPUT), of OUTPUT for
     reduce_scatter, and of INPUT for all_gather; barrier ignores it. `itemsize` is bytes per element. `average` divides
@@ -57,7 +91,7 @@ def plan_for(
     return dataclasses.replace(plan, weights=settings.weights, signature=signature)
 
 
-SIZED = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "barrier")
+SIZED = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "barrier")
 """Collectives to which all ranks pass the same `numel` and `root`."""
 
 
@@ -84,6 +118,8 @@ def _plan(
     match collective:
         case "all_reduce":
             match all_reduce_algorithm(hosts, length, settings):
+                case "grid":
+                    return grid.all_reduce(rank, n, numel, itemsize, divisor, settings)
                 case "exchange":
                     return direct.exchange(rank, n, numel, itemsize, divisor)
                 case "ring":
@@ -106,22 +142,27 @@ def _plan(
                 return ring.all_gather(rank, n, numel, itemsize, settings)
             plan = module.all_gather(rank, where, numel, itemsize, settings)
         case "broadcast":
+            module = grid if flat and grid.serves(n, length) else module
             plan = module.broadcast(rank, where, numel, itemsize, root, settings)
         case "reduce":
             plan = module.reduce(rank, where, numel, itemsize, divisor, root, settings)
         case "barrier":
+            module = grid if flat and grid.serves(n, 0) else module
             plan = module.barrier(rank, where)
     return plan
 
 
 def all_reduce_algorithm(hosts: Hosts, length: int, settings: Settings) -> str:
-    """The algorithm of an all-reduce of `length` bytes: none, host, exchange, ring, encoded, direct or hierarchical."""
+    """The algorithm of an all-reduce of `length` bytes: none, host, grid, exchange, ring, encoded, direct or
+    hierarchical."""
     n = sum(map(len, hosts))
     if n == 1 or len(hosts) == 1:
         return "none" if n == 1 else "host"
     flat = len(hosts) == n
     is_short = _is_short(hosts, length, settings)
     is_encoded = settings.codecs is not None and not is_short
+    if flat and grid.sums(n, length, settings) and (is_short or not (settings.partial or is_encoded)):
+        return "grid"
     if flat and settings.algorithm == "auto" and is_short:
         return "exchange"
     if flat and not settings.partial and not is_encoded and _ring(n, length // n, settings):

@@ -26,7 +26,7 @@ sys.modules.setdefault("commlayer", _package)
 sys.path.append(str(ROOT))
 
 from commlayer.errors import ConfigError  # noqa: E402
-from commlayer.plans import select  # noqa: E402
+from commlayer.plans import grid, select  # noqa: E402
 from commlayer.plans.plan import Plan  # noqa: E402
 from commlayer.plans.settings import Settings  # noqa: E402
 from tests import oracle  # noqa: E402
@@ -167,6 +167,10 @@ def large(world: int) -> Iterator[Shape]:
     yield Shape("all_reduce", chunks, 4, False, 0, ring)  # this many of the ring's chunks are not empty
     yield Shape("all_reduce", 4, 4, True, 0, direct)  # four owners: everybody sends to them, they send to everybody
     yield Shape("broadcast", 3000, 4, False, world // 2, direct)
+    if world >= grid.MEMBERS_LEAST:
+        yield Shape("all_reduce", 30, 4, False, 0, Settings())
+        yield Shape("all_reduce", 3000, 4, True, 0, Settings())
+        yield Shape("barrier", 0, 1, False, 0, Settings())
     if world <= 128:
         yield Shape("barrier", 0, 1, False, 0, direct)
         yield Shape("reduce_scatter", 700, 2, False, 0, ring)
@@ -204,7 +208,7 @@ def plans_of(shape: Shape, hosts: Hosts) -> list[Plan]:
     arguments: dict[str, Any] = {**shape._asdict(), "hosts": hosts}
     collective = arguments.pop("collective")
     del arguments["loss_bound"]  # how the plan is run, and no part of it
-    build = select.plan_for.__wrapped__  # the cache would only fill memory
+    build = select.make_plan  # a cache would only fill memory
     return [build(collective, rank=rank, **arguments) for rank in range(world)]
 
 
@@ -302,6 +306,25 @@ def fabric() -> Iterator[tuple[Hosts, Iterator[Shape]]]:
         )
 
 
+SCALE_HOSTS, SCALE_BYTES = (144, 256, 1000), (32, 4096, 65_536, 262_144)
+
+
+def scale() -> Iterator[tuple[Hosts, Iterator[Shape]]]:
+    """The all-reduces of bench/scale.py on the fabric: as `auto` chooses, a shard per rank, and deterministic.
+    Of 1,000 hosts the first alone: the others would fill the memory of most machines.
+    """
+    settings = (Settings(), Settings(algorithm="direct"), Settings(deterministic=True))
+    for world in SCALE_HOSTS:
+        yield (
+            tuple((rank,) for rank in range(world)),
+            (
+                Shape("all_reduce", length // 4, 4, False, 0, each)
+                for length in SCALE_BYTES
+                for each in settings[: 3 if world < 1000 else 1]
+            ),
+        )
+
+
 def simulation() -> Iterator[tuple[Hosts, Iterator[Shape]]]:
     """Everything of which `make sim` takes its scenarios."""
     flat = [tuple((rank,) for rank in range(n)) for n in (*MIDDLE_WORLDS, *LARGE_WORLDS)]
@@ -335,6 +358,7 @@ def write(path: Path, layouts_of: Iterator[tuple[Hosts, Iterator[Shape]]]) -> No
 
 
 if __name__ == "__main__":
-    if len(sys.argv) not in (2, 3) or sys.argv[2:] not in ([], ["fabric"]):
-        raise SystemExit(f"usage: {sys.argv[0]} FILE [fabric]")
-    write(Path(sys.argv[1]), fabric() if sys.argv[2:] else simulation())
+    work = {"": simulation, "fabric": fabric, "scale": scale}
+    if len(sys.argv) not in (2, 3) or (sys.argv[2:] or [""])[0] not in work:
+        raise SystemExit(f"usage: {sys.argv[0]} FILE [fabric|scale]")
+    write(Path(sys.argv[1]), work[(sys.argv[2:] or [""])[0]]())

@@ -105,8 +105,8 @@ def test_the_rank_in_most_unequal_pairs_is_the_culprit() -> None:
 
 def test_a_rank_whose_other_end_is_silent_tells_its_own_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inquiry, "ANSWER_LOOKS", 20)
-    history = [[delivery([4, 12], [4, 8])], [delivery([4, 8], [4, 8])]]
-    told = "this rank sends 1 rows to rank 10 and expects 1, rank 10 has not told its lengths; make their lengths equal"
+    history = [[delivery([4, 12], [4, 8])], [delivery([8, 4], [4, 8])]]
+    told = "this rank sends 2 rows to rank 10 and expects 1, rank 10 has not told its lengths; make their lengths equal"
     assert inquire(history, mismatch, silent=[0]) == [Verdict(0, told)]
 
 

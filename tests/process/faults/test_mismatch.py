@@ -108,6 +108,11 @@ def scattered_sums(odd: bool, group: Group) -> None:
     dist.barrier(group)
 
 
+def reduced_lengths(odd: bool, group: Group) -> None:
+    dist.reduce(torch.ones(101 if odd else 100), 0, group=group)
+    dist.barrier(group)
+
+
 def collective(odd: bool, group: Group) -> None:
     tensor = torch.ones(1000)
     if odd:
@@ -158,6 +163,7 @@ CASES: dict[str, Callable[[bool, Group], object]] = {
     "scattered lengths": scattered_lengths,
     "gathered lists": gathered_lists,
     "scattered sums": scattered_sums,
+    "reduced lengths": reduced_lengths,
     "collective": collective,
     "order": order,
     "submitted": submitted,

@@ -92,6 +92,15 @@ def test_a_rank_with_nothing_to_do_keeps_step_with_its_host() -> None:
     assert deliver(0, ((0,), (1,)), [5, 5], [5, 5], 640).posts == 0
 
 
+def test_a_rank_does_not_wait_for_one_that_sends_nothing_in_any_case() -> None:
+    for peers in ((0, 1), (0,)):  # within a host, and between two
+        hosts = (peers,) if len(peers) > 1 else ((0,), (1,))
+        steps = deliver(1, hosts, [9, None], [None, None], 640).steps  # of a gather to rank 0
+        assert not set(steps["kind"]) & {StepKind.AWAIT, StepKind.CHECK, StepKind.RECV_COPY}
+        root = deliver(0, hosts, [None, None], [None, 9], 640).steps
+        assert not set(root["kind"]) & {StepKind.TELL, StepKind.SEND}
+
+
 def test_a_part_for_all_ranks_is_staged_once() -> None:
     steps = deliver(0, ((0, 1, 2, 3),), [1000] * 4, [1000] * 4, 1 << 20, same=True).steps
     assert (steps["kind"] == StepKind.COPY).sum() == 1 + 1 + 3
@@ -131,7 +140,7 @@ LENGTHS = st.one_of(st.integers(0, 3), st.integers(0, 5000), st.integers(0, 1 <<
 @given(st.tuples(LENGTHS, LENGTHS), st.tuples(LENGTHS, LENGTHS))
 def test_the_number_of_a_pair_tells_its_lengths(own: tuple[int, int], other: tuple[int, int]) -> None:
     def pair(sent: int, received: int) -> Pair:
-        return Pair(Range(0, sent), Range(0, received), True)
+        return Pair(Range(0, sent), Range(0, received), tells=True, hears=True)
 
     agree = own == other[::-1]
     if agree or max(*own, *other) < 1 << 31:

@@ -180,9 +180,9 @@ def test_blocks_for_different_destinations_have_different_numbers() -> None:
         assert len(set(numbers)) == len(numbers) > 2
 
 
-def test_staging_too_small_for_the_blocks_of_a_host_is_refused() -> None:
-    with pytest.raises(ConfigError, match="blocks of 1024 bytes of 4 ranks"):
-        encoded.reduce_scatter(0, ((0, 1), (2, 3)), 100, 4, 1, Settings(codecs=("int4", "int4"), staging_bytes=4096))
+def test_staging_too_small_for_a_block_is_refused() -> None:
+    with pytest.raises(ConfigError, match="staging of 1024 bytes per rank is too small for blocks of 1024 bytes"):
+        encoded.reduce_scatter(0, ((0, 1), (2, 3)), 100, 4, 1, Settings(codecs=("int4", "int4"), staging_bytes=1024))
 
 
 @given(

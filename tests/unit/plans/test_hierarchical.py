@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from commlayer.plans import direct, hierarchical
 from commlayer.plans.hierarchical import Hosts
-from commlayer.plans.plan import StepKind
+from commlayer.plans.plan import Buffer, StepKind
 from commlayer.plans.settings import Settings
 from tests.unit.plans.conformance import TENSORS, barrier_holds, conform_all, weights
 
@@ -33,12 +33,14 @@ def partitions(draw: st.DrawFn) -> Hosts:
     return tuple(sorted(tuple(rank for rank in range(n) if places[rank] == host) for host in range(count)))
 
 
+@pytest.mark.parametrize("staging_bytes", [256, 2048])
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_slots_are_used_again_in_time(monkeypatch: pytest.MonkeyPatch, deterministic: bool) -> None:
-    """With one slot of each kind a segment that comes too early would soon overwrite the one before it."""
+def test_slots_are_used_again_in_time(monkeypatch: pytest.MonkeyPatch, deterministic: bool, staging_bytes: int) -> None:
+    """With one slot of each kind a segment that comes too early would soon overwrite the one before it. In the smaller
+    staging, a reduce-scatter has no room for the parts of all ranks at once."""
     monkeypatch.setattr(hierarchical, "NETWORK_LAG", 1)
     monkeypatch.setattr(direct, "ORDERED_SEGMENTS", 1)
-    s = Settings(segment_bytes=200, staging_bytes=2048, deterministic=deterministic, exchange_limit_bytes=0)
+    s = Settings(segment_bytes=200, staging_bytes=staging_bytes, deterministic=deterministic, exchange_limit_bytes=0)
     for seed in range(8):
         conform_all(hierarchical, ((0, 1), (2,), (3, 4)), 500, s, seed=seed)
 
@@ -98,3 +100,27 @@ def test_data_crosses_the_network_once_per_host(collective: str) -> None:
         assert set(sends["peer"]) <= {rank + 4, *hosts[1]}
         sent += int(sends["length"].sum())
     assert sent == length
+
+
+@pytest.mark.parametrize("staging_bytes", [256, 2048])
+def test_sums_are_sent_before_their_memory_is_used_again(monkeypatch: pytest.MonkeyPatch, staging_bytes: int) -> None:
+    """Whatever the order of events: with 256 bytes of staging, many rounds of a reduce-scatter send nothing."""
+    monkeypatch.setattr(hierarchical, "NETWORK_LAG", 1)
+    s = Settings(segment_bytes=200, staging_bytes=staging_bytes)
+    for rank in range(5):
+        plan = hierarchical.reduce_scatter(rank, ((0, 1), (2,), (3, 4)), 100, 8, 1, s)
+        steps = plan.steps
+        before = [0] * len(steps)  # of each step, a bit for each step that ends before it begins
+        sent: list[tuple[int, int, int]] = []
+        for i, step in enumerate(steps):
+            first, count = int(step["successor_first"]), int(step["successor_count"])
+            for successor in plan.successors[first : first + count].tolist():
+                before[successor] |= before[i] | 1 << i
+            if step["kind"] == StepKind.SEND and step["source"] == Buffer.SCRATCH:
+                sent.append((i, int(step["source_offset"]), int(step["length"])))
+            elif step["kind"] == StepKind.COPY and step["target"] == Buffer.SCRATCH:
+                at, length = int(step["target_offset"]), int(step["length"])
+                assert all(
+                    before[i] >> send & 1 for send, start, size in sent if start < at + length and at < start + size
+                )
+        assert sent or rank == 2  # alone on its host, it sends its INPUT

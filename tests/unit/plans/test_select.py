@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commlayer.errors import ConfigError
-from commlayer.plans import direct, select
+from commlayer.plans import cache, direct, select
 from commlayer.plans.hierarchical import Hosts
 from commlayer.plans.plan import Plan, StepKind
 from commlayer.plans.select import Collective, Settings, plan_for
@@ -59,13 +59,14 @@ def test_barrier(hosts: Hosts) -> None:
 
 
 def test_alone_there_is_nothing_to_do_but_copy() -> None:
-    for collective, steps in {
+    expected: dict[Collective, int] = {
         "all_reduce": 0,
         "reduce_scatter": 1,
         "all_gather": 1,
         "broadcast": 0,
         "barrier": 0,
-    }.items():
+    }
+    for collective, steps in expected.items():
         plan = plan_for(collective, rank=0, hosts=((0,),), numel=9, itemsize=4, average=True, settings=Settings())
         assert plan.steps["kind"].tolist() == [StepKind.COPY] * steps
 
@@ -95,7 +96,18 @@ def test_plans_are_cached() -> None:
         return plan_for("all_reduce", rank=0, hosts=FLAT, numel=12345, itemsize=4, settings=Settings())
 
     assert plan() is plan()
-    assert select.plan_for.cache_info().maxsize is not None
+    first = plan()
+    select.PLANS.clear()
+    assert len(select.PLANS) == 0
+    assert plan() is not first
+
+
+def test_plans_of_any_number_take_limited_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(select, "PLANS", cache.PlanCache(1 << 20))
+    hosts = tuple((rank,) for rank in range(100))
+    for numel in range(100_000, 100_100):
+        plan_for("all_reduce", rank=0, hosts=hosts, numel=numel, itemsize=4, settings=Settings())
+    assert 0 < len(select.PLANS) < 60
 
 
 @given(
