@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from commlayer.errors import CommError, OperationTimeoutError
 from commlayer.frontend.group import backend, shares, submit
+from commlayer.plans.delivery import Lengths
 from commlayer.transport.base import DType, MessageRequest, Op, Request, Times
 from commlayer.transport.bootstrap import Rendezvous
 from tests import oracle, ranks
@@ -261,10 +262,8 @@ def install() -> None:
     def plan_for(collective: str, *, numel: int, itemsize: int, average: bool = False, root: int = 0, **_: Any) -> Call:
         return Call(collective, numel, itemsize, average, root)
 
-    def deliver(
-        _: int, __: Any, sent: tuple[int, ...], received: tuple[int, ...], ___: int, *, same: bool, **____: Any
-    ) -> Delivery:
-        return Delivery(sent, received, same)
+    def deliver(_: int, __: Any, sent: Lengths, received: Lengths, ___: int, *, same: bool, **____: Any) -> Delivery:
+        return Delivery(tuple(length or 0 for length in sent), tuple(length or 0 for length in received), same)
 
     def connect(rendezvous: Rendezvous, *_: Any, **__: Any) -> FakeGroup:
         return FakeGroup(rendezvous)
