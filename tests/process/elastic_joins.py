@@ -24,11 +24,11 @@ import torch.distributed as dist
 from torch import nn
 
 import commlayer
-from commlayer.frontend.elastic import transfer
+from commlayer.frontend.elastic import replica, transfer
 from tests import ranks
 
 SIZE = 3
-SAMPLES, BATCH, EPOCHS = 100, 24, 3
+SAMPLES, BATCH, EPOCHS = 100, 24, 6
 STEPS = EPOCHS * -(-SAMPLES // BATCH)
 
 
@@ -46,8 +46,10 @@ class Plan:
     pause_s: float = 0.01
     """Longest computation of a step."""
     by_speed: bool = True
-    piece_bytes: int = 0
-    """Above 0: the state comes in pieces of this size, one in each step."""
+    piece_s: float = 0.0
+    """Above 0: the state comes in pieces of 4 KiB, one in so many seconds."""
+    kept: int = 0
+    """Above 0: a process that joins keeps the averages of so many steps, and then makes the others wait."""
 
 
 @dataclasses.dataclass
@@ -89,10 +91,26 @@ def digest_of(model: nn.Module, optimizer: torch.optim.Optimizer, schedule: Any)
     return found.hexdigest()
 
 
+def slow(piece_s: float) -> None:
+    """States travel slowly from this process."""
+    vars(transfer).update(PIECE_BYTES=4096, IN_FLIGHT=1)
+    real, due_s = transfer.Sending.pump, time.monotonic()
+
+    def pump(self: transfer.Sending) -> None:
+        nonlocal due_s
+        if time.monotonic() >= due_s:
+            due_s = time.monotonic() + piece_s
+            real(self)
+
+    transfer.Sending.pump = pump  # type: ignore[method-assign]
+
+
 def train(rank: int, size: int, plan: Plan) -> Report:
     joins = rank >= SIZE
-    if plan.piece_bytes:
-        vars(transfer).update(PIECE_BYTES=plan.piece_bytes, IN_FLIGHT=1)
+    if plan.piece_s:
+        slow(plan.piece_s)
+    if plan.kept:
+        vars(replica).update(KEPT_BYTES=0, KEPT_LEAST=plan.kept)
     model, optimizer, schedule = build(plan.seed + 1000 * rank * joins)
     store: Any = ranks.store()
     pauses = random.Random(f"{plan.seed} {rank}")
@@ -184,17 +202,19 @@ def check(plan: Plan, **options: Any) -> list[Report]:
 def random_plan(seed: int) -> Plan:
     """One to three processes join; some of those and of the first are killed or leave, but for one that stays."""
     draw = random.Random(seed)
-    joins = tuple(sorted(draw.randrange(1, STEPS - 1) for _ in range(draw.choice([1, 1, 2, 3]))))
+    joins = tuple(sorted(draw.randrange(1, STEPS // 2) for _ in range(draw.choice([1, 1, 2, 3]))))
     everybody = list(range(1, SIZE + len(joins)))
     gone = draw.sample(everybody, draw.randrange(len(everybody)))
     kills = [each for each in gone if draw.random() < 0.6]
     return Plan(
         seed,
         joins,
-        tuple((each, draw.uniform(0.0, 0.4)) for each in kills),
+        tuple((each, draw.uniform(0.0, 0.6)) for each in kills),
         tuple((each, draw.randrange(STEPS)) for each in gone if each not in kills),
         pause_s=draw.choice([0.0, 0.01, 0.04]),
         by_speed=draw.random() < 0.5,
+        piece_s=draw.choice([0.0, 0.0, 0.02]),
+        kept=draw.choice([0, 2]),
     )
 
 

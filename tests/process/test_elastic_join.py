@@ -42,14 +42,20 @@ def test_processes_of_hosts_that_share_no_memory_join() -> None:
 
 def test_a_slow_transfer_outlives_other_changes() -> None:
     """The state takes several steps; meanwhile a rank leaves, which is a new WORLD for the transfer."""
-    found = elastic_joins.check(Plan(joins=(1,), leaves=((2, 4),), piece_bytes=8192, pause_s=0.1, by_speed=False))
+    found = elastic_joins.check(Plan(joins=(1,), leaves=((2, 4),), piece_s=0.1, pause_s=0.1, by_speed=False))
     assert [each.end for each in found] == ["done", "done", "left", "done"]
     assert found[3].joined > 4
 
 
+def test_a_process_that_keeps_too_many_averages_makes_the_others_wait() -> None:
+    """The job's steps take half a second in all, and the state takes a second."""
+    found = elastic_joins.check(Plan(joins=(1,), piece_s=0.1, kept=2, pause_s=0.02))
+    assert [each.end for each in found] == ["done"] * (SIZE + 1)
+
+
 def _first_life(rank: int, size: int, victim: str) -> tuple[int, int, str]:
     """Rank 3 joins slowly; the victim dies in the step in which it has got the first piece."""
-    vars(transfer).update(PIECE_BYTES=4096, IN_FLIGHT=1)
+    elastic_joins.slow(0.05)
     model, optimizer, schedule = build(rank)
     store: Any = ranks.store()
     joins = rank == 3

@@ -7,6 +7,7 @@ the steps that it lacks, while the others compute theirs, and says so in the nex
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -27,6 +28,9 @@ KEPT_BYTES = 2 << 30
 """So much of averages a rank that listens keeps (but eight steps at least). Then it makes the others wait for it."""
 
 KEPT_LEAST = 8
+
+PAUSE_S = 0.001
+"""Of a rank that sends or receives a state, between two looks for the end of an average."""
 
 REPLAYS = 2
 """The least steps that it makes up in one of the others, so that it catches up with them."""
@@ -82,10 +86,12 @@ class Replica:
         speed = 0.0 if self.sampler is None or self.is_listening else self.sampler.speed
         told = Told(float(leaves), speed, float(holds), float(invites))
         averages = self._gradients.contribution(weight, place, size, told)
-        if self.is_listening:
+        if self.is_listening or self._sendings:
             work: Any = dist.all_reduce(averages, op=dist.ReduceOp.AVG, async_op=True)
-            while not work.is_completed() and self._catch_up():
-                pass
+            while not work.is_completed():
+                self._send()
+                if not self._catch_up():
+                    time.sleep(PAUSE_S)
             work.wait()
         else:
             dist.all_reduce(averages, op=dist.ReduceOp.AVG)
@@ -119,12 +125,15 @@ class Replica:
 
     def _pump(self) -> None:
         """Keeps transfers going, and takes what has come."""
-        for each in self._sendings.values():
-            each.pump()
+        self._send()
         for _ in range(REPLAYS):
             self._catch_up()
         while self._waiting and not self._is_loaded and len(self._waiting) >= self._most():
-            self._catch_up(waits=True)
+            self._catch_up(waits=True)  # the others wait in their average, where they send
+
+    def _send(self) -> None:
+        for each in self._sendings.values():
+            each.pump()
 
     def _most(self) -> int:
         return max(KEPT_LEAST, KEPT_BYTES // (4 * self._gradients.size))

@@ -115,6 +115,7 @@ class Sampler(TorchSampler[list[int]]):
             "batch_size": self._batch_size,
             "shuffle": self._shuffle,
             "seed": self._seed,
+            "by_speed": self._speeds.by_speed,
         }
 
     def _batch(self) -> list[int]:

@@ -38,7 +38,7 @@ class Speeds:
     """The speeds that the shares follow, the same on all ranks: each hears the same measurements at the same steps."""
 
     def __init__(self, *, by_speed: bool) -> None:
-        self._by_speed = by_speed
+        self.by_speed = by_speed
         self._agreed: dict[int, float] = {}
         self._age = 0
         """Steps since the speeds were changed or compared."""
@@ -56,7 +56,7 @@ class Speeds:
     @property
     def own(self) -> float:
         """This rank's median speed in the present window; 0: not measured."""
-        return statistics.median(self._own) if self._own and self._by_speed else 0.0
+        return statistics.median(self._own) if self._own and self.by_speed else 0.0
 
     def advance(self, measured: Mapping[int, float], total: int) -> None:
         """A step was made, in which the members told these speeds. `total`: samples of a whole batch."""

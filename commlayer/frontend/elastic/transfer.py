@@ -1,7 +1,7 @@
 """A state on its way to a member that listens: in pieces, in the least urgent class, while all train.
 
-Both ends keep some pieces in flight, and start more at each step. So a transfer needs no thread. After a regrouping it
-goes on in the new WORLD, from the first piece that the receiver lacks.
+Both ends keep some pieces in flight, and start more at each step, and while they wait for its average. So a transfer
+needs no thread. After a regrouping it goes on in the new WORLD, from the first piece that the receiver lacks.
 """
 
 from __future__ import annotations

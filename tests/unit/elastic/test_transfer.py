@@ -1,0 +1,70 @@
+"""A state arrives whole, also if the WORLD that carries it ends on the way."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from commlayer.frontend.elastic import transfer
+from commlayer.frontend.elastic.transfer import Receiving, Sending
+
+
+class Work:
+    def __init__(self, is_done: Callable[[], bool]) -> None:
+        self.is_completed = is_done
+
+    def wait(self) -> None:
+        """Only called for one that is completed."""
+
+
+class Mail:
+    """The messages of one WORLD, some of which are late."""
+
+    def __init__(self, draw: random.Random) -> None:
+        self.draw = draw
+        self.sent: dict[int, Tensor] = {}
+
+    def isend(self, tensor: Tensor, _to: int, tag: int) -> Work:
+        self.sent[tag] = tensor
+        return Work(lambda: self.draw.random() < 0.5 or tag not in self.sent)
+
+    def irecv(self, tensor: Tensor, _source: int, tag: int) -> Work:
+        def is_done() -> bool:
+            if tag in self.sent and self.draw.random() < 0.5:
+                tensor.copy_(self.sent.pop(tag))
+                done.append(tag)
+            return bool(done)
+
+        done: list[int] = []
+        return Work(is_done)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_state_arrives_through_several_worlds(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = random.Random(seed)
+    monkeypatch.setattr(transfer, "PIECE_BYTES", 100)
+    monkeypatch.setattr(transfer, "IN_FLIGHT", draw.choice([1, 3, 32]))
+    state = torch.randint(0, 256, (draw.randrange(1, 1000),), dtype=torch.uint8)
+    sending, receiving = Sending(state, 7), Receiving(7)
+    found: Any = None
+    received = []
+    for life in range(100):
+        mail = Mail(draw)
+        monkeypatch.setattr(dist, "isend", mail.isend)
+        monkeypatch.setattr(dist, "irecv", mail.irecv)
+        sending.resume(1, receiving.received)
+        receiving.resume(0)
+        for _ in range(draw.randrange(20) if life < 99 else 500):
+            sending.pump()
+            found = receiving.pump() if found is None else found
+        received.append(receiving.received)
+        if found is not None:
+            break
+    assert torch.equal(found, state)
+    assert received == sorted(received)
