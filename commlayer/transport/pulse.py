@@ -21,7 +21,8 @@ BEAT_S = 0.25
 class Pulse:
     """The processes `places`, by number: each one's host key and process id. `own` is this one.
 
-    With processes on other hosts, a thread beats over a connection of its own: a call that waits keeps others from one.
+    With processes on other hosts, and after `beat`, a thread beats over a connection of its own: a call that waits
+    keeps others from one.
     """
 
     def __init__(self, store: Any, own: int, places: Mapping[int, tuple[str, int]], timeout_s: float) -> None:
@@ -45,13 +46,17 @@ class Pulse:
             return
         if host != self._host:
             self._distant.add(number)
-            if not self._thread.is_alive() and not self._stopped.is_set():
-                self._thread.start()
+            self.beat()
             return
         try:
             self._descriptors[number] = os.pidfd_open(process)
         except ProcessLookupError:
             self._ended.add(number)
+
+    def beat(self) -> None:
+        """From now on this process beats, for those on other hosts. Idempotent."""
+        if not self._thread.is_alive() and not self._stopped.is_set():
+            self._thread.start()
 
     def dead(self, watched: Collection[int]) -> set[int]:
         """Those of `watched` that have ended, or on another host have not beaten for the timeout since a first call for

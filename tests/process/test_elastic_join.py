@@ -16,6 +16,7 @@ from torch import nn
 
 import commlayer
 from commlayer.frontend.elastic import membership, shares, transfer
+from commlayer.frontend.elastic.state import State
 from tests import ranks
 from tests.process import elastic_joins
 from tests.process.elastic_joins import SIZE, STEPS, Plan, build, loss_of
@@ -147,6 +148,52 @@ def test_a_process_that_does_not_fit_is_refused_and_harms_nobody(fault: str, sai
     ended = ranks.outcomes(_refused, 3, fault)
     assert [each.error for each in ended] == [None] * 3
     assert re.search(said, ended[2].result), ended[2].result
+
+
+def _fails(rank: int, size: int, fault: str) -> str:
+    """Rank 2 does not become a member after all, and lives on."""
+    store: Any = ranks.store()
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    if rank == 2:
+
+        def load(*_: Any) -> None:
+            raise MemoryError("no room for the state")
+
+        if fault == "no room":
+            State.load = load  # type: ignore[assignment, method-assign]
+        else:
+            vars(membership)["JOIN_S"] = 0.2
+        store.wait(["opened"])
+        kind = MemoryError if fault == "no room" else commlayer.OperationTimeoutError
+        with pytest.raises(kind) as caught, commlayer.elastic(model, optimizer, join=store) as job:
+            job.sampler(range(8), 4)
+        store.set("failed", "")
+        store.wait(["end"])
+        return str(caught.value)
+    ranks.init(rank, 2)
+    with commlayer.elastic(model, optimizer) as job:
+        sampler = job.sampler(range(8), 4)
+        store.set("opened", "")
+        if fault == "gives up":
+            store.wait(["failed"])
+        while sampler.epoch < 60:
+            for share in sampler:
+                time.sleep(0.01)
+                model(torch.ones(len(share), 4)).sum().backward()
+                job.step()
+    assert store.check(["failed"])
+    assert job.members == [0, 1]
+    ranks.meet("stepped", 2)
+    store.set("end", "")
+    return ""
+
+
+@pytest.mark.parametrize(("fault", "said"), [("no room", "no room"), ("gives up", "did not take this process in")])
+def test_a_process_that_fails_while_it_joins_and_lives_on_stops_nobody(fault: str, said: str) -> None:
+    ended = ranks.outcomes(_fails, 3, fault)
+    assert [each.error for each in ended] == [None] * 3
+    assert said in ended[2].result
 
 
 @ranks.on(2)

@@ -161,6 +161,7 @@ class Job:
         if self._replica.sampler is not None:
             raise ClosedError(f"{who}: the job has a sampler already; each loop over that one is an epoch")
         samples = size_of(dataset, batch_size, seed, f"{who}: job.sampler()")
+        self._state.check(f"{who}: job.sampler()")
         sampler = Sampler(self, samples, batch_size, shuffle=shuffle, seed=seed, by_speed=by_speed)
         settings = {**self._state.settings(), **sampler.settings(), "min_size": self._min_size}
         self._replica.sampler = sampler
@@ -294,8 +295,8 @@ class Job:
             except ExcludedError as error:
                 log.warning("rank %d asks again to join: %s", self.number, error)
                 self._membership.withdraw()
-            except ClosedError:
-                self._membership.withdraw()
+            except BaseException:
+                self._membership.withdraw()  # else the others wait for this process as long as it lives
                 raise
             else:
                 self._is_over = self.left

@@ -65,6 +65,7 @@ class Membership:
 
     def open(self, settings: Mapping[str, Any]) -> None:
         """From now on, processes with these settings may join."""
+        self.world.pulse.beat()  # also on one host: those that will ask may run on another
         self._newcomers = Newcomers(self.world)
         self._newcomers.open(settings_of(settings, self.world.token), self.world.roster(), len(self.world.members))
 
@@ -84,14 +85,14 @@ class Membership:
         self._newcomers.invites = self.computing[:1] == [world.own]
         if not self._newcomers.invites:
             return False
-        waiting = self._newcomers.waiting()
         try:
+            waiting = self._newcomers.waiting()
             world.add(waiting)
             living = set(waiting) - world.dead(waiting)
             if living:
                 world.survivors().invite(living)
         except RuntimeError as error:
-            log.warning("rank %d cannot invite ranks %s: %s", world.own, sorted(waiting), error)
+            log.warning("rank %d cannot invite those that wait to join: %s", world.own, error)
             return False
         return bool(living)
 
@@ -141,13 +142,13 @@ class Membership:
             self._replica.listen()
             try:
                 self._meet()
-            except (MismatchError, ConfigError):
+            except BaseException as error:
                 self.withdraw()
-                raise
-            except CommError as error:
+                if isinstance(error, (MismatchError, ConfigError)) or not isinstance(error, CommError):
+                    raise
                 log.warning("rank %d asks again to join: %s", world.own, error)
-                self.withdraw()
             else:
+                world.pulse.beat()
                 self._newcomers = Newcomers(world)
                 self._newcomers.follow()
                 return

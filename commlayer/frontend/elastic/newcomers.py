@@ -74,9 +74,10 @@ class Newcomers:
         self._thread.start()
 
     def waiting(self) -> dict[int, Place]:
-        """Those that wait now, and where they run."""
+        """Those that wait now, and where they run. Raises RuntimeError without a Store."""
         with self._lock:
-            return {number: place for number, place in self._waiting.items() if number not in self._admitted}
+            found = {number: place for number, place in self._waiting.items() if number not in self._admitted}
+        return {number: place for number, place in found.items() if not self._store.check([f"answer {number}"])}
 
     def follow(self) -> None:
         """For a member that has joined: watches, too."""
@@ -145,7 +146,11 @@ def ask(
             raise ConfigError(f"this process cannot join: {text}; start it as the job's ranks were started")
         world.name(int(store.add(COUNT, 1)) - 1)
         store.set(f"{world.own}", json.dumps(place))
-        _wait(world, store, end_s, wait_s)
+        try:
+            _wait(world, store, end_s, wait_s)
+        except BaseException:
+            store.compare_set(f"answer {world.own}", "", "withdrawn")  # else the members would wait for this process
+            raise
         return world
     except CommError:
         raise

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ...errors import ConfigError
+
 
 class State:
     """A model (parameters and buffers), its optimizer, and the schedule of the learning rate, if there is one."""
@@ -43,6 +45,25 @@ class State:
 
     # ---- another process ----
 
+    def check(self, who: str) -> None:
+        """Raises ConfigError if the settings of the optimizer or the schedule cannot travel to another process."""
+        settings = self._optimizer.state_dict()["param_groups"]
+        for owner, found in (
+            (self._optimizer, settings),
+            (self._schedule, None if self._schedule is None else self._schedule.state_dict()),
+        ):
+            file = io.BytesIO()
+            try:
+                torch.save(found, file)
+                file.seek(0)
+                torch.load(file, weights_only=True)
+            except Exception as error:
+                told = str(error).partition("\n")[0]
+                raise ConfigError(
+                    f"{who}: the state of {type(owner).__name__} cannot travel to a process that joins ({told}); its "
+                    f"state_dict() must hold tensors and Python's own types alone, no numpy values and no functions"
+                ) from error
+
     def pack(self) -> Tensor:
         """All of it, in bytes of torch's format of files."""
         file = io.BytesIO()
@@ -74,6 +95,7 @@ class State:
                 name: f"{str(each.dtype).removeprefix('torch.')}{list(each.shape)}{' (trained)' * each.requires_grad}"
                 for name, each in self._tensors().items()
             },
+            "the order of the parameters": [name for name, _ in self._module.named_parameters()],
             "the optimizer": {
                 type(self._optimizer).__name__: [
                     [names.get(id(each), "another tensor") for each in group["params"]]

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 
+from commlayer.errors import ConfigError
 from commlayer.frontend.elastic.newcomers import difference
 from commlayer.frontend.elastic.state import State
 
@@ -67,6 +70,30 @@ def test_differences_are_named() -> None:
         "the model (0.weight) is float32[4, 3] (trained) here and float32[5, 3] (trained) there"
     )
     assert "the optimizer (SGD) is [['0.weight', " in difference(
-        plain, {**other, "the model": plain["the model"]}, "", ""
+        plain, {**plain, "the optimizer": other["the optimizer"]}, "", ""
     )
     assert difference({"a": 1}, {"b": 1}, "here", "there") == "a is 1 here and not set there"
+
+
+def test_states_that_cannot_travel_are_refused() -> None:
+    model, optimizer, _ = build(1)
+    State(model, optimizer, None).check("here")
+    State(model, optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 0.5**epoch)).check("here")
+    numpy = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: np.float64(0.5) ** epoch)
+    with pytest.raises(ConfigError, match=r"here: the state of SGD cannot travel .*no numpy values"):
+        State(model, optimizer, numpy).check("here")
+    own = torch.optim.lr_scheduler.StepLR(build(1)[1], 3)
+    own.warm = lambda: 1  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match="the state of StepLR cannot travel"):
+        State(model, build(1)[1], own).check("here")
+
+
+def test_parameters_in_another_order_differ() -> None:
+    def model(*names: str) -> nn.ModuleDict:
+        return nn.ModuleDict({name: nn.Linear(2, 2) for name in names})
+
+    one, other = (
+        State(made, torch.optim.SGD(made.parameters(), lr=0.1), None) for made in (model("a", "b"), model("b", "a"))
+    )
+    told = difference(one.settings(), other.settings(), "here", "there")
+    assert told.startswith("the order of the parameters is ['a.weight'"), told
