@@ -137,7 +137,9 @@ class Sliced:
             self._hand_over.end()
         if losses is not None and self._losses:
             losses[:] = [self._losses[each] for each in range(self._microbatches)]
-        return torch.cat([self._outputs[each] for each in sorted(self._outputs)]) if self._outputs else None
+        outputs = torch.cat([self._outputs[each] for each in sorted(self._outputs)]) if self._outputs else None
+        self._outputs, self._inputs, self._targets = None, (), ()
+        return outputs
 
     def _receive(self, actions: Sequence[Action]) -> None:
         """Begins to receive the inputs of computations whose form is known; those of the first are needed now."""
