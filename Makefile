@@ -14,7 +14,7 @@ JOBS := $(shell nproc)
 DRAW ?= $(shell printf %d 0x$$(git rev-parse HEAD 2>/dev/null | cut -c1-7 | grep . || echo 0))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo site test test-torch test-torch-short torch torch-newest bench stress bench-training bench-convergence faults soak lint lint-c lint-python native native-test sim sim-short sim-asan sim-mutants venv clean fabric settings coverage overlap megatron wheel wheels gpu gpu-bundle hosts hosts-emulated native-test-aarch64
+.PHONY: help demo site test test-torch test-torch-short test-slow torch torch-newest bench stress bench-training bench-convergence faults soak lint lint-c lint-python native native-test sim sim-short sim-asan sim-mutants venv clean fabric settings coverage overlap megatron wheel wheels gpu gpu-bundle hosts hosts-emulated native-test-aarch64
 .DELETE_ON_ERROR:
 
 help:
@@ -171,7 +171,10 @@ PYTEST := $(BIN)/python -m pytest -q -rsR --durations=20 -n $(WORKERS) --dist lo
 .PHONY: test-python
 test-python:
 	rm -f out/first-failures.txt
-	$(PYTEST) tests
+	$(PYTEST) -m 'not slow' tests
+
+test-slow: venv native ## tests that take half a minute each, or need idle cores: one after the other
+	$(BIN)/python -m pytest -q -m slow tests
 
 # A test of PyTorch's DistributedTest that passes with gloo must pass with commlayer. Tables and logs: out/torch_suite.
 test-torch: venv native ## PyTorch's own tests of a backend, on gloo and commlayer (minutes)

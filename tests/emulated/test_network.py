@@ -200,6 +200,7 @@ def test_namespaces_of_a_crashed_run_are_removed_and_those_of_a_live_one_stay() 
         assert alive.name(0) in existing()
 
 
+@pytest.mark.slow
 @needs_root
 def test_bench_in_namespaces(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
@@ -220,6 +221,7 @@ def test_bench_in_namespaces(tmp_path: Path) -> None:
         assert 0 < result["link_share"] < 1
 
 
+@pytest.mark.slow
 @needs_root
 def test_terminated_bench_leaves_nothing() -> None:
     command = [sys.executable, "-m", "commlayer", "bench", "--backends", "gloo", "--netns", "2", "--rounds", "1000"]

@@ -41,6 +41,7 @@ def places(figures: dict[str, Any]) -> list[tuple[str, str, int, str | None]]:
     return [(kind, subject["direction"], subject["host"], subject["nic"]) for kind, subject in subjects]
 
 
+@pytest.mark.slow
 def test_three_faults_are_named_and_nothing_else(tmp_path: Path) -> None:
     status, figures, out = probe(tmp_path, "three_faults")
     assert places(figures) == [
@@ -83,6 +84,7 @@ def test_ssh_starts_the_ranks_and_a_clean_network_has_no_findings(tmp_path: Path
     assert {path["mtu"] for path in figures["paths"]} == {1500}
 
 
+@pytest.mark.slow
 def test_a_busy_machine_is_named_and_nothing_else(tmp_path: Path) -> None:
     """Programs that never sleep have the CPUs; the emulated network is without faults. Each is a session of its own:
     with autogroups, the kernel divides CPUs among sessions first, and those of one session would take the share of one.

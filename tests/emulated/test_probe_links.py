@@ -13,7 +13,7 @@ from tests import ROOT
 from tests.emulated.topology import parallel_links, two_switches
 from tests.ranks import script_environ
 
-pytestmark = [pytest.mark.needs_root, pytest.mark.timeout(480)]
+pytestmark = [pytest.mark.needs_root, pytest.mark.slow, pytest.mark.timeout(480)]
 
 _TRIES = 6  # on a machine whose cores are all busy, bursts of several processes may not meet, and nothing is judged
 

@@ -48,6 +48,7 @@ def test_a_firewall_that_drops_packets_is_an_error_on_both_ranks(tmp_path: Path)
         assert 3.0 <= float(found[1]) < 30.0
 
 
+@pytest.mark.slow
 def test_one_of_two_interfaces_behind_a_firewall_is_a_warning(tmp_path: Path) -> None:
     check = ("-m", "commlayer", "check", "--size", "1M")
     lines, warnings = outputs(tmp_path, "hosts = 2\n[[nic]]\n[[nic]]", "-i eth1", *check)

@@ -60,6 +60,7 @@ def headroom(*words: str) -> tuple[int, dict[str, Any], str]:
     return ended.returncode, json.loads(ended.stdout), ended.stderr
 
 
+@pytest.mark.slow
 def test_headroom_of_a_job_under_torchrun(script: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     status, found, told = headroom(*SMALL, "--", *torchrun, str(script), "world", "1000")

@@ -111,7 +111,7 @@ def test_losses_and_gradients_are_those_of_whole_sequences(size: int, wire: dict
 
 def _random_programs(rank: int, size: int) -> None:
     @settings(
-        max_examples=25, derandomize=True, database=None, deadline=None, phases=[Phase.generate],
+        max_examples=8, derandomize=True, database=None, deadline=None, phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )  # fmt: skip
     @given(jobs(size), st.integers(0, 1 << 20))

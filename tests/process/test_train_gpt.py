@@ -24,7 +24,6 @@ def on_gloo(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return train(tmp_path_factory.mktemp("gloo") / "metrics.jsonl", "--backend", "gloo")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [["--backend", "commlayer"], ["--backend", "commlayer", "--hook"], ["--backend", "gloo", "--overlap"]],
@@ -38,7 +37,6 @@ def test_learns_the_same_as_on_gloo(on_gloo: list[dict[str, Any]], tmp_path: Pat
     assert log[-1]["replicas_identical"]
 
 
-@pytest.mark.slow
 def test_replicas_that_drifted_apart_are_reported(tmp_path: Path) -> None:
     drift = tmp_path / "drift.py"
     drift.write_text(

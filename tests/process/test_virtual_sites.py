@@ -89,7 +89,7 @@ def virtually(rank: int, drawn: Program) -> list[bytes]:
 @ranks.on(SIZE, ranks.run_job, environ=IN_ORDER)
 def test_drawn_programs_have_the_bits_of_the_network(rank: int, size: int) -> None:
     @settings(
-        max_examples=60, derandomize=True, database=None, deadline=None, phases=[Phase.generate],
+        max_examples=20, derandomize=True, database=None, deadline=None, phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )  # fmt: skip
     @given(programs())

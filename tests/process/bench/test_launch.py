@@ -114,6 +114,7 @@ def emulated(tmp_path: Path, scenario: str, *arguments: str) -> Any:
     return json.loads(out.read_text())
 
 
+@pytest.mark.slow
 @needs_root
 def test_the_losses_of_the_network_are_found_in_the_results(tmp_path: Path) -> None:
     bound = "commlayer:loss_bound=0.05"
@@ -142,6 +143,7 @@ nic = 1
 """The bench talks to its ranks through NIC 0."""
 
 
+@pytest.mark.slow
 @needs_root
 def test_the_timetable_begins_with_the_measurement(tmp_path: Path) -> None:
     arguments = "--backends commlayer --sizes 1M --rounds 1 --iters 60"
