@@ -159,8 +159,10 @@ def test_a_build_variable_that_is_not_there_is_named(build: ModuleType, monkeypa
         build.listed("C_FLAG")
 
 
-def test_make_test_runs_every_file() -> None:
-    assert "\n\t$(PYTEST) tests\n" in text("Makefile").partition("\ntest-python:")[2]
+def test_make_test_and_make_test_slow_run_every_test() -> None:
+    makefile = text("Makefile")
+    assert "\n\t$(PYTEST) -m 'not slow' tests\n" in makefile.partition("\ntest-python:")[2]
+    assert " -m slow tests\n" in makefile.partition("\ntest-slow:")[2].partition("\n\n")[0]
 
 
 def test_make_torch_runs_the_tests_of_torchs_interfaces() -> None:
