@@ -23,7 +23,11 @@ from tests.residual import total
 STEPS = 6
 SIZES = (200_000, 70_001, 150_000, 5)
 TIMEOUT_S = 450
-pytestmark = [pytest.mark.needs_root, pytest.mark.timeout(480)]  # a busy machine takes minutes to start four ranks
+pytestmark = [
+    pytest.mark.needs_root,
+    pytest.mark.slow,
+    pytest.mark.timeout(480),
+]  # a busy machine takes minutes to start four ranks
 
 
 def on_lossy_network(function: Callable[..., Any], hosts: Sequence[int]) -> list[Any]:

@@ -10,7 +10,7 @@ from tests import ROOT
 from tests.ranks import script_environ
 from tests.world import until
 
-pytestmark = pytest.mark.needs_root
+pytestmark = [pytest.mark.needs_root, pytest.mark.slow]
 
 
 def emulate(tmp_path: Path, scenario: str, *command: str, options: tuple[str, ...] = ()) -> list[str]:

@@ -136,6 +136,7 @@ def check(rank: int, size: int, programs: list[Program]) -> None:
             assert averaged_bytes <= (sum(drawn.sizes) / drawn.per_host + len(drawn.sizes)) * moved
 
 
+@pytest.mark.slow
 @settings(max_examples=2, phases=[Phase.generate])
 @given(st.integers(0, 1 << 32))
 def test_random_programs_have_the_averages_of_the_plain_hook(seed: int) -> None:

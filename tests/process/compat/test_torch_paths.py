@@ -17,7 +17,7 @@ from tests.pipelines import HAS_V
 from tests.process.compat import data_paths, tensor_paths
 from tests.process.compat.gloo import assert_same, plain
 
-pytestmark = pytest.mark.timeout(300)  # of the first test, which runs all cases; on a busy machine
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # of the first test, which runs all cases; on a busy machine
 
 CASES: tuple[Callable[[int], Any], ...] = (
     data_paths.post_local_sgd,

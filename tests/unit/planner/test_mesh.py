@@ -42,10 +42,15 @@ MESHES: list[tuple[Form, int, int]] = [
     *(("1-D", 4, 1), ("1-D", 8, 1), ("1-D", 16, 1)),
     *(("2-D", 4, 1), ("2-D", 16, 1), ("2.5-D", 8, 2), ("2.5-D", 16, 4), ("3-D", 8, 1), ("3-D", 27, 1)),
 ]
+MANY = 16
+"""So many virtual ranks take seconds."""
 
 
 @pytest.mark.parametrize("kept", [True, False])
-@pytest.mark.parametrize(("form", "count", "depth"), MESHES)
+@pytest.mark.parametrize(
+    ("form", "count", "depth"),
+    [pytest.param(*mesh, marks=pytest.mark.slow if mesh[1] >= MANY else ()) for mesh in MESHES],
+)
 def test_results_equal_one_process_and_bytes_the_formula(form: Form, count: int, depth: int, kept: bool) -> None:
     mesh, ranks = Mesh.of(form, count, depth), Virtual()
     model = model_of(mesh)
