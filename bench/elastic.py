@@ -9,7 +9,6 @@ Computation is a sleep, so that the processes share no core for it. Prints its f
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ import torch
 from torch import nn
 
 import commlayer
+from bench.harness.options import options
 from commlayer.tools.emulate.link import Link
 from commlayer.tools.emulate.network import Network
 from commlayer.tools.emulate.scenario import Scenario
@@ -120,7 +120,7 @@ def report_join(megabytes: float, mbit: float, compute_s: float, steps: int) -> 
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("case", choices=["shares", "join"])
     parser.add_argument("--megabytes", type=float, default=100.0, help="size of the state")
     parser.add_argument("--mbit", type=float, default=0.0, help="rate of each link; 0: one host")

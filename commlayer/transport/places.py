@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import sysconfig
@@ -37,7 +38,13 @@ def place_of(call: Call) -> str:
 
 def where() -> str:
     """The place where the main thread of this process is."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    is_collecting = gc.isenabled()
+    gc.disable()  # CPython holds a lock of threads here, for which a collection waits for ever (gh-106883)
+    try:
+        frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    finally:
+        if is_collecting:
+            gc.enable()
     found = []
     while frame is not None:
         found.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))

@@ -1,7 +1,9 @@
 """Warnings of sends and receives that wait, told by ranks that share a Store."""
 
+import gc
 import json
 import logging
+import sys
 import time
 from typing import Any
 
@@ -12,6 +14,7 @@ import torch.distributed as dist
 from commlayer.transport import counterpart
 from commlayer.transport.call import Call, Calls
 from commlayer.transport.counterpart import Counterparts, Questions
+from commlayer.transport.places import where
 
 STALL_S = 8.0
 PATIENCE_S = 4.0
@@ -251,3 +254,17 @@ def test_an_answer_that_is_no_text_is_told(job: list[Rank], caplog: pytest.LogCa
     (wait,) = job[0].messages._waits.values()
     job[0].messages.store.set(wait.answer_key, b"is\xffhere")  # type: ignore[arg-type]
     assert job[0].follow(caplog) == [WAITS + "is\ufffdhere"]
+
+
+def test_the_place_of_the_main_thread_is_found_without_a_collection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CPython would wait for ever if memory were collected while it lists the frames of threads."""
+    real, found = sys._current_frames, []
+
+    def frames() -> Any:
+        found.append(gc.isenabled())
+        return real()
+
+    monkeypatch.setattr(sys, "_current_frames", frames)
+    assert "test_counterpart.py" in where()
+    assert found == [False]
+    assert gc.isenabled()

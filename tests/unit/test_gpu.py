@@ -116,7 +116,7 @@ def absent(folder: Path, *names: str) -> str:
     """This Python, without some modules, as a program."""
     folder.mkdir()
     for name in names:
-        (folder / f"{name}.py").write_text("raise ImportError(__name__)")
+        (folder / f"{name}.py").write_text("raise ModuleNotFoundError(__name__, name=__name__)")
     program = folder / "python"
     program.write_text(f'#!/bin/sh\nPYTHONPATH="{folder}:$PYTHONPATH" exec {sys.executable} "$@"\n')
     program.chmod(0o755)
@@ -137,7 +137,8 @@ def test_the_bundle_says_what_is_missing(packed: Path, tmp_path: Path) -> None:
     code, said = run(packed, absent(tmp_path / "no_torch", "torch"))
     assert (code, "has no torch: PYTHON=" in said) == (2, True)
     code, said = run(packed, absent(tmp_path / "no_numpy", "numpy"))
-    assert (code, f"no wheel of numpy for {tmp_path}/no_numpy/python" in said) == (2, True)
+    assert f"no wheel of numpy for {tmp_path}/no_numpy/python" in said
+    assert code == 2
 
 
 def test_a_bundle_has_a_limit(packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
