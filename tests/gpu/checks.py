@@ -4,10 +4,13 @@ import contextlib
 import functools
 import math
 import os
+import random
 import signal
 import threading
+import time
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,6 +22,8 @@ from tests.gpu import training
 from tests.gpu.lab import Lab, waits
 
 Check = Callable[[Lab, int, int], None]
+
+PROGRAMS = 20
 
 
 def collectives(lab: Lab, rank: int, size: int) -> None:
@@ -128,6 +133,50 @@ def rooted(lab: Lab, rank: int, size: int) -> None:
             assert torch.equal(lab.read(reduced), torch.full((4096,), 3.0))
 
 
+def programs(lab: Lab, rank: int, size: int) -> None:
+    """Random programs of operations, waits, kernels and calls that drain the device have the bits of the host."""
+    for seed in range(PROGRAMS):
+        on_device = [lab.read(values) for values in _program(seed, rank, lab.tensor, lab.launch, lab.drains())]
+        on_host = _program(seed, rank, torch.clone, lambda kernel: kernel(), {})
+        for mine, theirs in zip(on_device, on_host, strict=True):
+            assert torch.equal(mine.reshape(-1), theirs.reshape(-1)), (seed, mine, theirs)
+
+
+def _program(
+    seed: int,
+    rank: int,
+    place: Callable[[Tensor], Tensor],
+    launch: Callable[[Callable[[], object]], object],
+    drains: dict[str, Callable[[], object]],
+) -> list[Tensor]:
+    """Runs one on both ranks, with pauses and drains of their own; returns its tensors."""
+    shared, own = random.Random(seed), random.Random(f"{seed} {rank}")
+    held = [place(torch.arange(float(shared.choice((1, 17, 4096, 1 << 18)))) + rank) for _ in range(3)]
+    works: dict[int, Any] = {}
+    calls: list[Callable[[], object]] = [*drains.values(), lambda: None]
+
+    def settle(at: int) -> None:
+        if at in works:
+            works.pop(at).wait()
+
+    for _ in range(shared.randint(8, 24)):
+        at, choice, root = shared.randrange(3), shared.choice("rrrbbwwkkd"), shared.randrange(2)
+        time.sleep(own.choice((0, 0, 0.002)))
+        if choice == "d":
+            own.choice(calls)()
+            continue
+        settle(at)
+        if choice == "k":
+            launch(functools.partial(held[at].mul_, 0.5))
+        elif choice in "rb":
+            broadcast = functools.partial(dist.broadcast, src=root)
+            asked: Callable[..., Any] = broadcast if choice == "b" else dist.all_reduce
+            works[at] = asked(held[at], async_op=True)
+    for at in range(3):
+        settle(at)
+    return held
+
+
 def inference(lab: Lab, rank: int, size: int) -> None:
     """`torch.inference_mode`, whose tensors other threads may not write."""
     with torch.inference_mode():
@@ -232,6 +281,19 @@ def failure(lab: Lab, rank: int, size: int) -> None:
     raise AssertionError("the failure was not raised")
 
 
+def beside_nccl(lab: Lab, rank: int, size: int) -> None:
+    """Groups as in docs/cuda.md: tensors of the host through commlayer, those of the GPU by NCCL.
+
+    Each has one rank, as NCCL takes no two on one GPU.
+    """
+    backend = "cpu:commlayer,cuda:nccl" if lab.device.type == "cuda" else "commlayer"
+    groups = [dist.new_group([each], backend=backend) for each in range(size)]
+    for tensor in (lab.tensor(torch.ones(4096)), torch.ones(4096)):
+        dist.all_reduce(tensor, group=groups[rank])
+        dist.broadcast(tensor, rank, group=groups[rank])
+        assert torch.equal(lab.read(tensor), torch.ones(4096))
+
+
 CHECKS: dict[str, Check] = {
     each.__name__: each
     for each in (
@@ -243,6 +305,7 @@ CHECKS: dict[str, Check] = {
         many_in_flight,
         messages,
         memory,
+        programs,
         inference,
         default_device,
         training.hook,
@@ -251,7 +314,7 @@ CHECKS: dict[str, Check] = {
         failure,
     )
 }
-ON_GPUS: dict[str, Check] = {each.__name__: each for each in training.ON_GPUS}
+ON_GPUS: dict[str, Check] = {each.__name__: each for each in (*training.ON_GPUS, beside_nccl)}
 """These need a GPU: a fake of one does not order the kernels of a model behind its streams."""
 
 

@@ -210,6 +210,21 @@ def test_refusals_of_a_subgroup_name_ranks_of_the_job() -> None:
     assert second == [differ] == [f"Policy.loss_bound differs within group 'other': {told}"]
 
 
+@pytest.mark.parametrize("backend", ["commlayer", "cpu:commlayer,cuda:commlayer", "cpu:commlayer,cuda:nccl"])
+@ranks.on(2)
+def test_a_group_may_be_bound_to_a_gpu(rank: int, size: int, backend: str) -> None:
+    """torch asks for the backend of `device_id` while it makes the group, before it knows its configuration."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.accelerator, "is_available", lambda: True)
+        patch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+        patch.setattr(torch.accelerator, "device_count", lambda: 1)
+        ranks.init(rank, size, backend, device_id=torch.device("cuda", 0))
+        tensor = torch.ones(4)
+        dist.all_reduce(tensor)
+        assert tensor.tolist() == [2.0] * 4
+        dist.destroy_process_group()
+
+
 @ranks.on(2, ranks.run_job)
 def test_a_destroyed_group_is_freed_at_once(rank: int, size: int) -> None:
     """Nothing in the transport keeps it, nor the memory of its operations, without the garbage collector."""

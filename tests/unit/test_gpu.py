@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from tests import ranks
-from tests.gpu import __main__ as gpu
 from tests.gpu import bundle
+from tests.gpu import suite as gpu
 from tests.gpu.figures import FIGURES
 
 
@@ -54,14 +54,17 @@ def test_each_job_runs_its_own_body(monkeypatch: pytest.MonkeyPatch) -> None:
     """The bodies are made in loops."""
     asked: list[tuple[Any, ...]] = []
     monkeypatch.setattr(gpu, "run_check", lambda name, environ: asked.append((name, environ)))
-    monkeypatch.setattr(ranks, "run_job", lambda *args, **options: asked.append((*args[2:], options["backend"])))
+    monkeypatch.setattr(
+        ranks, "run_job", lambda *args, **options: asked.append((*args[2:], options["backend"], options["environ"]))
+    )
     monkeypatch.setattr(ranks, "run", lambda *args, **_: asked.append(args[2:]))
     expected: list[tuple[Any, ...]] = []
     for part, name, mode, body in list(gpu.jobs()):
         body()
         if part == "check":
-            launch = {**gpu.STREAMS, "CUDA_LAUNCH_BLOCKING": "1"}
-            expected.append((name, launch if mode == "launch blocking" else gpu.MODES[mode]))
+            expected.append((name, {**gpu.MODES, **gpu.NARROW}[mode]))
+        elif part == "figure":
+            expected.append((name, *(("gloo", {}) if mode == "gloo" else ("commlayer", gpu.MODES[mode]))))
         else:
             expected.append((name, mode))
     assert asked == expected
@@ -73,6 +76,18 @@ def test_the_dead_rank_of_killed_is_no_failure(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(ranks.RanksError, match="rank 1: died"):
         gpu.run_check("order", {})
     assert gpu.run_check("killed", {}) == "streams wait"
+
+
+def test_the_command_runs_checks_in_processes_of_their_own(tmp_path: Path) -> None:
+    """On a fake: the way from the command to the ranks, which import the checks by name."""
+    command = [sys.executable, "-m", "tests.gpu", "--fake", "--only", "rooted", "--report", str(tmp_path / "report")]
+    ended = subprocess.run(command, env=ranks.script_environ(), capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    rows = json.loads((tmp_path / "report").read_text())["rows"]
+    assert [(row["mode"], row["values"]) for row in rows] == [
+        ("blocking", "wait() blocks"),
+        ("streams", "streams wait"),
+    ]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -76,8 +76,8 @@ class Devices:
         if device_type not in self._neighbours:
             try:
                 config = dist.get_backend_config(self._group)
-            except (ValueError, AssertionError, RuntimeError):
-                return None  # torch is still making the group, and does not know it yet
+            except (ValueError, AssertionError, RuntimeError, TypeError):
+                return None  # torch is still making the group, and does not know it yet; WORLD's is a TypeError
             name = backend_for(config, device_type)
             made = None if name in (None, self._own, "gloo") else self._make(str(name), device_type)
             self._neighbours[device_type] = made
