@@ -120,7 +120,8 @@ class Sliced:
         self._forms.clear()
         self._outputs = {} if return_outputs else None
         self._loss_options = loss_kwargs or {}
-        self._check(args, kwargs, target, has_backward=has_backward)
+        given = {name: each for name, each in kwargs.items() if each is not None or name not in SPLIT}
+        self._check(args, given, target, has_backward=has_backward)
         self._inputs = args[0].chunk(self._microbatches) if args else ()
         self._targets = () if target is None else target.chunk(self._microbatches)
         order = self._order if has_backward else [action for action in self._order if action.kind == "F"]
@@ -255,6 +256,8 @@ class Sliced:
 
 
 ENDS = ("is_first", "is_last")
+SPLIT = ("arg_mbs", "kwarg_mbs", "target_mbs")
+"""Inputs that the caller has split, which torch 2.15's `eval` gives to `step` as None."""
 
 
 def passes_of(schedule: Any) -> int:

@@ -205,7 +205,7 @@ def _check_installation() -> None:
         raise ConfigError(f"{WHO} needs greenlet: pip install 'commlayer[tp]'")
     node = torch.ones(1, requires_grad=True).view(1).grad_fn
     if not hasattr(node, "_set_sequence_nr"):
-        raise ConfigError(f"{WHO}: torch {torch.__version__} has no _set_sequence_nr; use torch 2.11 to 2.13")
+        raise ConfigError(f"{WHO}: torch {torch.__version__} has no _set_sequence_nr; use torch 2.11 to 2.15")
 
 
 def _check_layers(layers: nn.Module) -> None:
