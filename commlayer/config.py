@@ -162,10 +162,10 @@ class Config:
         COMMON,
     ] = False
     stream_wait: Annotated[
-        bool,
-        "with CUDA, 1: `wait()` lets the stream wait, where the driver can; 0: it blocks the calling thread. See "
-        "[cuda.md](cuda.md)",
-    ] = False
+        Literal["auto", "1", "0"],
+        "with CUDA, 1: `wait()` lets the stream wait, where the driver can; 0: it blocks the calling thread. auto: 1, "
+        "but 0 with CUDA_DEVICE_MAX_CONNECTIONS=1 or CUDA_LAUNCH_BLOCKING=1. See [cuda.md](cuda.md#how-it-works)",
+    ] = "auto"
     pinned_bytes: Annotated[
         int,
         _PINNED,
@@ -267,6 +267,14 @@ class Config:
         if not self.top or ":" in self.top:
             return self.top
         return f"{(os.environ if environ is None else environ).get('MASTER_ADDR', '127.0.0.1')}:{self.top}"
+
+    def streams_wait(self, environ: Mapping[str, str] | None = None) -> bool:
+        """Whether streams wait, as far as `stream_wait` has a say. With `auto` they do not in the two modes of CUDA
+        whose checks have run on a GPU twice only, where docs/cuda.md asks for ten times."""
+        environ = os.environ if environ is None else environ
+        if self.stream_wait != "auto":
+            return self.stream_wait == "1"
+        return all(environ.get(name) != "1" for name in ("CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_LAUNCH_BLOCKING"))
 
     def common(self) -> dict[str, object]:
         """The settings, by variable, that all ranks of a job must have the same: ranks that differ cannot talk."""

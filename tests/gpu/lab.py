@@ -73,7 +73,7 @@ class Gpu(Lab):
 
     def __init__(self, rank: int) -> None:
         self.accelerator: Accelerator = current()
-        self.stream_wait = Config.from_environment().stream_wait
+        self.stream_wait = Config.from_environment().streams_wait()
         self.device = torch.device("cuda", rank % torch.cuda.device_count())
         torch.cuda.set_device(self.device)
 

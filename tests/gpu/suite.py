@@ -46,7 +46,7 @@ NARROW: dict[str, dict[str, str]] = {
     for mode, more in {
         "one queue": {"CUDA_DEVICE_MAX_CONNECTIONS": "1"},
         "launch blocking": {"CUDA_LAUNCH_BLOCKING": "1"},
-        "little memory": {"COMMLAYER_PINNED_BYTES": "65536"},
+        "little memory": {"COMMLAYER_PINNED_BYTES": "1048576"},
     }.items()
 }
 """More modes, in which only the checks of `IN_NARROW` run."""
@@ -59,7 +59,7 @@ IN_NARROW = ("drains", "messages", "many_in_flight", "programs")
 def check(rank: int, size: int, name: str, on_fake: bool) -> bool:
     """The body of a rank; returns whether streams wait for operations."""
     logging.basicConfig(level=logging.WARNING)
-    lab: Lab = FakeGpu(stream_wait=Config.from_environment().stream_wait) if on_fake else Gpu(rank)
+    lab: Lab = FakeGpu(stream_wait=Config.from_environment().streams_wait()) if on_fake else Gpu(rank)
     bound = {"device_id": lab.device} if name in WITH_DEVICE_ID and not on_fake else {}
     ranks.init(rank, size, "cpu:commlayer,cuda:commlayer" if bound else "commlayer", **bound)
     lab.stage()

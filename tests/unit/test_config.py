@@ -21,6 +21,14 @@ def test_an_empty_environment_gives_the_defaults() -> None:
     assert Config.from_environment({"COMMLAYER_SHM": " ", "PATH": "/bin"}) == Config()
 
 
+@pytest.mark.parametrize("narrow", ["CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_LAUNCH_BLOCKING"])
+def test_streams_wait_but_in_modes_that_have_hardly_run_on_a_gpu(narrow: str) -> None:
+    assert Config().streams_wait({narrow: "8"})
+    assert not Config().streams_wait({narrow: "1"})
+    assert Config(stream_wait="1").streams_wait({narrow: "1"})
+    assert not Config(stream_wait="0").streams_wait({})
+
+
 @pytest.mark.parametrize(
     ("variable", "text", "value"),
     [

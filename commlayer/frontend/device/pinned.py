@@ -69,7 +69,7 @@ class PinnedCopies:
     """
 
     def __init__(
-        self, accelerator: Accelerator | None = None, *, stream_wait: bool = False, limit_bytes: int | None = None
+        self, accelerator: Accelerator | None = None, *, stream_wait: bool = True, limit_bytes: int | None = None
     ) -> None:
         self._accelerator = accelerator or current()
         self._stream_wait = stream_wait

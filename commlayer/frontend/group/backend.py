@@ -159,7 +159,7 @@ class CommProcessGroup(dist.ProcessGroup):
         self.devices: Devices | None = None
         """Takes tensors that are not on the CPU; None without an accelerator."""
         if kind:
-            pinned = PinnedCopies(stream_wait=config.stream_wait, limit_bytes=config.pinned_bytes or pinned_share())
+            pinned = PinnedCopies(stream_wait=config.streams_wait(), limit_bytes=config.pinned_bytes or pinned_share())
             self.devices = Devices(self, NAME, store, timeout, global_ranks, pinned)
         disowned_in_children(self)
 

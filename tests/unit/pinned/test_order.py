@@ -84,7 +84,7 @@ def test_an_operation_that_is_over_is_copied_before_anybody_waits(
 
 
 def test_operations_start_in_the_order_of_the_calls_with_and_without_a_device(cuda: FakeCuda, host: Host) -> None:
-    pinned = PinnedCopies(cuda)
+    pinned = PinnedCopies(cuda, stream_wait=False)
     opened = cuda.gate()
     first = pinned.run(host.double, [cuda.tensor(1)], [cuda.tensor(0)])
     assert pinned.busy
