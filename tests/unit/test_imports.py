@@ -81,6 +81,7 @@ MAY_IMPORT = {
         *("frontend.pipelines", "frontend.tensor_parallel", "frontend.experts", "frontend.elastic", "weights"),
     },
     "torchft": {"errors", "config", "frontend.group"},
+    "torchrec": {"errors", "plans", "transport"},
     "__main__": {"tools"},
 }
 BESIDE = ("commlayer_autoload", "commlayer_command", "commlayer_environment")  # modules beside the package
