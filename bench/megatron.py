@@ -5,6 +5,8 @@
 
 Each layout runs with Megatron's own order and in the two forms of examples/megatron/segments.py. Without clipping all
 losses must be those of gloo, bit by bit. With clipping, the sum of four ranks' norms is rounded in the backend's order.
+Experts run with Megatron's own all-to-all, which gloo cannot do, as it gets splits as tensors; then with tokens that
+travel once to each host, whose sums are made in another order.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ LAYOUTS = {
     "PP2 x DP2, 2 virtual stages": ("--pp", "2"),
     "TP2 x PP2, 2 virtual stages": ("--tp", "2", "--pp", "2"),
 }
+EXPERTS = "EP4 x DP4, 8 experts, 2 for a token"
 TOLERANCE = 1e-5
 """Largest difference of losses with clipping: roundings of the norm, grown over ten steps."""
 LOSS = re.compile(r"\bloss (\S+)$", re.MULTILINE)
@@ -38,6 +41,12 @@ class Run:
     backend: str
     segments: str = "none"
     clip: float = 1.0
+    by_host: bool = False
+
+    @property
+    def is_reference(self) -> bool:
+        """Whether the losses of the runs after it must be its."""
+        return self.backend == "gloo" or (self.layout == EXPERTS and not self.by_host)
 
     def command(self, scenario: str | None) -> list[str]:
         """The job on this machine, or on the hosts of a scenario."""
@@ -47,7 +56,8 @@ class Run:
             start = [sys.executable, "-c", "from commlayer.tools.cli import app; app()", "emulate", scenario, "--"]
             start += [sys.executable, "-m"]
         chosen = ["--backend", self.backend, "--segments", self.segments, "--clip", str(self.clip)]
-        return [*start, "examples.megatron.job", *LAYOUTS[self.layout], *chosen]
+        layout = ("--ep", "4") if self.layout == EXPERTS else LAYOUTS[self.layout]
+        return [*start, "examples.megatron.job", *layout, *chosen, *(["--by_host"] if self.by_host else [])]
 
     def losses(self, scenario: str | None) -> list[float]:
         """Runs the job. Raises CalledProcessError, and shows the output, if it fails."""
@@ -73,16 +83,17 @@ RUNS = (
 
 
 def runs() -> list[Run]:
-    """In each layout, a run on gloo stands before those that must have its losses."""
-    return [Run(layout, *run) for layout in LAYOUTS for run in RUNS]
+    """In each layout, a reference stands before the runs that must have its losses."""
+    dense = [Run(layout, *run) for layout in LAYOUTS for run in RUNS]
+    return [*dense, *(Run(EXPERTS, "commlayer", by_host=by_host) for by_host in (False, True))]
 
 
 def differences(measured: Sequence[tuple[Run, list[float]]]) -> list[float]:
-    """The largest difference of each run from the losses of the last run on gloo before it."""
+    """The largest difference of each run from the losses of the last reference before it."""
     found = []
     reference: list[float] = []
     for run, losses in measured:
-        reference = losses if run.backend == "gloo" else reference
+        reference = losses if run.is_reference else reference
         found.append(max(abs(ours - theirs) for ours, theirs in zip(losses, reference, strict=True)))
     return found
 
@@ -98,8 +109,9 @@ def table(measured: Sequence[tuple[Run, list[float]]]) -> str:
     lines = ["| layout | backend | `--segments` | `--clip` | first loss | last loss | difference |"]
     lines.append("|---|---|---|---|---|---|---|")
     for (run, losses), difference in zip(measured, differences(measured), strict=True):
-        shown = "-" if run.backend == "gloo" else f"{difference:.1g}" if difference else "0"
-        cells = [run.layout, run.backend, run.segments, f"{run.clip:g}", f"{losses[0]:.6f}", f"{losses[-1]:.6f}", shown]
+        shown = "-" if run.is_reference else f"{difference:.1g}" if difference else "0"
+        backend = f"{run.backend}, by host" if run.by_host else run.backend
+        cells = [run.layout, backend, run.segments, f"{run.clip:g}", f"{losses[0]:.6f}", f"{losses[-1]:.6f}", shown]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 

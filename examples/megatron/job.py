@@ -2,6 +2,7 @@
 
     torchrun --nproc-per-node 4 -m examples.megatron.job --tp 2 --backend commlayer
     torchrun --nproc-per-node 4 -m examples.megatron.job --pp 2 --backend commlayer --segments classes
+    torchrun --nproc-per-node 4 -m examples.megatron.job --ep 4 --backend commlayer --by_host
 
 The shim lets it run on the CPU; a job on GPUs leaves it out. `make megatron` installs megatron-core, and compares the
 losses of several runs. See docs/megatron.md.
@@ -24,13 +25,16 @@ from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.moe import moe_utils
 
 import commlayer  # registers the backend "commlayer"
+from commlayer.megatron import dispatch_by_host
 
 from .segments import ByNextUse, Deferred
 from .shim import cuda_means_cpu
 
 VOCABULARY, LENGTH, BATCH, MICROBATCHES = 128, 32, 2, 4
+EXPERTS = 8
 SIZES = {"num_microbatches": MICROBATCHES, "seq_length": LENGTH, "micro_batch_size": BATCH}
 OVERLAP = {"use_distributed_optimizer": True, "overlap_param_gather": True}
 SEGMENTS = {"classes": ByNextUse, "deferred": Deferred}
@@ -39,13 +43,17 @@ SEGMENTS = {"classes": ByNextUse, "deferred": Deferred}
 def model_of(options: argparse.Namespace) -> list[DistributedDataParallel]:
     """This rank's part of the model in Megatron's DDP. Pipelines have two chunks per rank (virtual stages)."""
     split: dict[str, Any] = {"tensor_model_parallel_size": options.tp, "pipeline_model_parallel_size": options.pp}
+    split["expert_model_parallel_size"] = options.ep
     split["virtual_pipeline_model_parallel_size"] = 2 if options.pp > 1 else None
     parallel_state.initialize_model_parallel(**split)
     model_parallel_cuda_manual_seed(1)
     layers = {"num_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "hidden_dropout": 0.1}
     layers |= {"use_cpu_initialization": True, "persist_layer_norm": False}  # without CUDA kernels
     messages = {"overlap_p2p_comm": options.pp > 1, "batch_p2p_comm": False, "pipeline_dtype": torch.float32}
-    config = TransformerConfig(**layers, **split, **messages)
+    vars(moe_utils).setdefault("te_general_gemm", None)  # the router asks for it, without Transformer Engine, too
+    experts: dict[str, Any] = {"num_moe_experts": EXPERTS, "moe_router_topk": 2, "moe_ffn_hidden_size": 64}
+    experts |= {"moe_token_dispatcher_type": "alltoall", "add_bias_linear": False}
+    config = TransformerConfig(**layers, **split, **messages, **(experts if options.ep > 1 else {}))
     config.finalize_model_grads_func = finalize_model_grads
     align = options.segments in SEGMENTS
     ddp = DistributedDataParallelConfig(
@@ -55,10 +63,12 @@ def model_of(options: argparse.Namespace) -> list[DistributedDataParallel]:
     for stage in (0, 1) if options.pp > 1 else (None,):
         first = parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=stage)
         last = parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=stage)
-        spec = get_gpt_layer_local_spec()
+        spec = get_gpt_layer_local_spec(num_experts=EXPERTS if options.ep > 1 else None)
         net = GPTModel(config, spec, VOCABULARY, LENGTH, pre_process=first, post_process=last, vp_stage=stage)
         chunks.append(DistributedDataParallel(config, ddp, net))
         chunks[-1].broadcast_params()
+        if options.by_host:
+            dispatch_by_host(chunks[-1])
     config.no_sync_func = [chunk.no_sync for chunk in chunks] if options.pp > 1 else chunks[0].no_sync
     return chunks
 
@@ -106,6 +116,8 @@ def main() -> None:
     parser.add_argument("--backend", default="commlayer", choices=("gloo", "commlayer"))
     parser.add_argument("--tp", type=int, default=1, help="ranks that share each layer")
     parser.add_argument("--pp", type=int, default=1, help="stages of the pipeline")
+    parser.add_argument("--ep", type=int, default=1, help="ranks that share the experts; 1: no experts")
+    parser.add_argument("--by_host", action="store_true", help="tokens travel once to each host")
     parser.add_argument("--segments", default="none", choices=("none", *SEGMENTS), help="see segments.py")
     parser.add_argument("--clip", type=float, default=1.0, help="maximum norm of the gradient; 0: any")
     parser.add_argument("--steps", type=int, default=10)

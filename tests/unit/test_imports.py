@@ -82,6 +82,7 @@ MAY_IMPORT = {
     },
     "torchft": {"errors", "config", "frontend.group"},
     "torchrec": {"errors", "plans", "transport"},
+    "megatron": {"errors", "config", "frontend.experts"},
     "__main__": {"tools"},
 }
 BESIDE = ("commlayer_autoload", "commlayer_command", "commlayer_environment")  # modules beside the package

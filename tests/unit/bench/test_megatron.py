@@ -50,9 +50,17 @@ def test_a_run_without_losses_is_an_error(monkeypatch: pytest.MonkeyPatch) -> No
         Run("TP2 x DP2", "gloo").losses(None)
 
 
-def test_every_layout_runs_in_every_form_after_gloo() -> None:
+def test_tokens_by_host_are_compared_with_megatrons_own_exchange() -> None:
+    own, by_host = (Run(megatron.EXPERTS, "commlayer", by_host=by_host) for by_host in (False, True))
+    assert by_host.command(None)[-9:] == [*own.command(None)[-8:], "--by_host"]
+    found = megatron.differences([(Run("TP2 x DP2", "gloo"), [9.0]), (own, [4.0]), (by_host, [4.5])])
+    assert found == [0.0, 0.0, 0.5]
+    assert "| commlayer, by host |" in megatron.table([(own, [4.0]), (by_host, [4.0])])
+
+
+def test_every_layout_runs_in_every_form_after_its_reference() -> None:
     runs = megatron.runs()
     assert [run.layout for run in runs if run.segments == "deferred"] == list(megatron.LAYOUTS)
     for run, before in zip(runs[1:], runs, strict=False):
-        if run.backend != "gloo":
+        if not run.is_reference:
             assert (before.layout, before.clip) == (run.layout, run.clip)
