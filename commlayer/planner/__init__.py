@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .cluster import Links, Rank
+from .cluster import Cluster, Links, Rank
 from .costs import Costs, Layer, Link
 from .layout import Layout
 from .mesh import Mesh
@@ -15,6 +15,7 @@ from .slices import Slices, slices
 from .transformer import Transformer
 
 __all__ = [
+    "Cluster",
     "Costs",
     "Layer",
     "Layout",

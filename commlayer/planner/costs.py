@@ -105,16 +105,31 @@ class Costs:
             raise ConfigError("Costs.layers is empty; give at least one Layer")
         _check(self, ["state_factor", "action_s"])
 
-    def stage(self, first: int, end: int, *, replicas: int = 1, recompute: bool = False) -> StageCosts:
-        """The layers from `first` up to `end` as a stage of the simulated pipeline."""
+    def stage(
+        self,
+        first: int,
+        end: int,
+        *,
+        replicas: int = 1,
+        recompute: bool = False,
+        speed: float = 1.0,
+        send: Link | None = None,
+        reduce: Link | None = None,
+    ) -> StageCosts:
+        """The layers from `first` up to `end` as a stage of the simulated pipeline.
+
+        `speed`: of its rank, relative to the one on which the layers were measured. `send` and `reduce`: the links to
+        the next stage and among the replicas; None: that of the costs.
+        """
         layers = self.layers[first:end]
-        forward_s = sum(layer.forward_s for layer in layers)
+        forward_s = sum(layer.forward_s for layer in layers) / speed
+        backward_s = sum(layer.backward_s for layer in layers) / speed
         return StageCosts(
             forward_s=forward_s,
-            backward_s=sum(layer.backward_s for layer in layers) + (forward_s if recompute else 0.0),
-            send_s=self.link.send_s(layers[-1].sent_bytes),
-            reduce_s=self.link.reduce_s(sum(layer.parameter_bytes for layer in layers), replicas),
-            update_s=sum(layer.update_s for layer in layers),
+            backward_s=backward_s + (forward_s if recompute else 0.0),
+            send_s=(send or self.link).send_s(layers[-1].sent_bytes),
+            reduce_s=(reduce or self.link).reduce_s(sum(layer.parameter_bytes for layer in layers), replicas),
+            update_s=sum(layer.update_s for layer in layers) / speed,
             activation_bytes=sum(layer.kept_bytes(recompute) for layer in layers),
         )
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from itertools import pairwise
 
 from ..scheduler.actions import Order, Reduction, peak_activations
 from ..scheduler.link import Discipline, Network
 from ..scheduler.pipelines import breadth_first, interleaved, one_f_one_b
 from ..scheduler.simulate import Simulation, StageCosts, simulate
-from .costs import Costs
+from .costs import Costs, Link
+from .layout import Outer
+from .place import Place
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,10 @@ class Choice:
     """The ranks of a pipeline whose backward repeats the forward of each of their layers."""
     cuts: tuple[int, ...]
     """Stage s has the layers from `cuts[s]` up to `cuts[s + 1]`."""
+    outer: Outer = "stages"
+    """On a cluster: the division whose parts are farthest from each other; see `layout.Layout`."""
+    places: tuple[Place, ...] | None = None
+    """On a cluster: the ranks of a pipeline. None: all are as the costs say."""
 
     def order(self) -> Order:
         """The actions of each rank, for `commlayer.scheduler.simulate`."""
@@ -44,10 +50,27 @@ class Choice:
 
     def stages(self, costs: Costs) -> list[StageCosts]:
         """The costs of each stage."""
-        return [
-            costs.stage(first, end, replicas=self.replicas, recompute=stage % self.ranks in self.recompute)
-            for stage, (first, end) in enumerate(pairwise(self.cuts))
-        ]
+        found = []
+        for stage, (first, end) in enumerate(pairwise(self.cuts)):
+            rank = stage % self.ranks
+            made = partial(costs.stage, first, end, replicas=self.replicas, recompute=rank in self.recompute)
+            if self.places:
+                place = self.places[rank]
+                made = partial(made, speed=place.speed, send=place.send, reduce=place.reduce)
+            found.append(made())
+        return found
+
+    def room_bytes(self, memory_bytes: float) -> list[float]:
+        """The memory of each rank: on a cluster its own, else `memory_bytes`."""
+        return [place.memory_bytes for place in self.places] if self.places else [memory_bytes] * self.ranks
+
+    def latency_s(self, costs: Costs) -> float:
+        """The largest latency of the links between stages and replicas."""
+        if self.places is None:
+            return costs.link.latency_s
+        used = [place.send for place in self.places[: len(self.cuts) - 2]]
+        used += [place.reduce for place in self.places] if self.replicas > 1 else []
+        return max((link.latency_s for link in used), default=0.0)
 
     def memory_bytes(self, costs: Costs) -> float:
         """Bytes of the rank that needs most."""
@@ -68,7 +91,7 @@ class Choice:
 
     def simulate(self, costs: Costs, discipline: Discipline = "class", *, steps: int = 12) -> Simulation:
         """The predicted steps of this choice."""
-        network = Network(discipline, costs.link.latency_s)
+        network = Network(discipline, self.latency_s(costs))
         return simulate(self.order(), self.stages(costs), self.reduction, network, action_s=costs.action_s, steps=steps)
 
     def __str__(self) -> str:
@@ -78,8 +101,13 @@ class Choice:
             f"{_count(self.ranks, 'rank')} x {_count(self.replicas, 'replica')},"
             f" {_count(self.microbatches, 'micro-batch', 'es')}, {order},"
             f" {_count(self.chunks, 'chunk')}, {self.reduction.mode}, {_count(self.reduction.buckets, 'bucket')}"
-            f"{self._recomputed()}, layers {_runs(layers)}"
+            f"{self._recomputed()}, layers {_runs(layers)}{self._placed()}"
         )
+
+    def _placed(self) -> str:
+        if self.places is None or 1 in (self.ranks, self.replicas):
+            return ""
+        return f", neighbours are {'replicas' if self.outer == 'stages' else 'stages'}"
 
     def _recomputed(self) -> str:
         if len(self.recompute) in (0, self.ranks):
@@ -109,7 +137,8 @@ class Plan:
     @cached_property
     def link_bytes(self) -> float:
         """Bytes that the rank that sends most puts on its link in a step."""
-        return link_seconds(self.choice, self.choice.stages(self.costs)) * self.costs.link.rate_bps / 8
+        by_byte = replace(self.costs, link=Link(8.0))
+        return link_seconds(self.choice, replace(self.choice, places=None).stages(by_byte))
 
     def simulate(self) -> Simulation:
         """The predicted steps, with their trace."""

@@ -16,8 +16,11 @@ from ..config import whole
 from ..errors import ConfigError
 from ..scheduler.actions import Mode, Reduction
 from ..scheduler.link import Discipline
+from .cluster import Cluster
 from .costs import Costs
+from .layout import Layout, Outer
 from .partition import Limits, partition
+from .place import Place, places
 from .plan import Choice, Plan, link_seconds, seconds
 
 FIRST_SHARES = (1.0, 0.5)
@@ -26,6 +29,9 @@ MODES: dict[int, tuple[Mode, ...]] = {0: ("step", "deferred"), 1: ("stale",)}
 """Modes by staleness. Over a FIFO link also serial, whose reductions delay no sends; by class, it gains nothing."""
 STEPS: dict[Mode, int] = {"serial": 6, "step": 6, "deferred": 6, "stale": 12}
 """Simulated steps by mode. A stale link fills over several steps before ranks wait for it."""
+
+Placement = tuple[Outer, tuple[Place, ...] | None]
+"""See the fields of `Choice`."""
 
 
 @dataclass(frozen=True)
@@ -75,9 +81,9 @@ def unbeaten(costs: Sequence[tuple[float, float, float]]) -> list[int]:
 def search(
     costs: Costs,
     *,
-    ranks: int,
+    ranks: int | Cluster,
     microbatches: int,
-    memory_bytes: float,
+    memory_bytes: float | None = None,
     staleness: Sequence[int] = (0,),
     buckets: Sequence[int] = (1, 8),
     chunks: Sequence[int] = (1, 2, 4, 8),
@@ -87,9 +93,13 @@ def search(
     """The `keep` fastest plans for `ranks` ranks, in ascending order of the predicted step.
 
     Args:
-        costs: of one micro-batch on one rank.
+        costs: of one micro-batch on one rank; with a cluster, on its first one.
+        ranks: their number, if all are alike and have the link of the costs; or a `Cluster` of unequal ranks on two
+            classes of links (BaPipe's and PipeDream-2BW's setting). Its ranks keep their order: neighbours are the
+            stages of a pipeline, or the replicas of a stage. Faster ranks have more layers; replicas have equal shares
+            of the micro-batches, so the slowest one decides.
         microbatches: of a step, over all ranks: each of d replicas takes a d-th.
-        memory_bytes: of each rank.
+        memory_bytes: of each rank; a cluster has its own.
         staleness: 0 for exact plans, (0, 1) also for those that update with the gradient before
             (W(t+1) = W(t) - lr g(W(t-1))), which changes the numerics.
         buckets: numbers of buckets per stage that are tried.
@@ -103,13 +113,20 @@ def search(
         ConfigError: a number that is not whole or below 1, a staleness other than 0 and 1, ranks or micro-batches that
             cannot be divided, or no plan within the memory; the error names what the smallest plan needs.
     """
-    numbers = {"ranks": ranks, "microbatches": microbatches, "keep": keep}
+    cluster = ranks if isinstance(ranks, Cluster) else None
+    count_of_ranks = len(cluster.ranks) if cluster else ranks
+    numbers = {"ranks": count_of_ranks, "microbatches": microbatches, "keep": keep}
     numbers |= {f"buckets[{i}]": count for i, count in enumerate(buckets)}
     numbers |= {f"chunks[{i}]": count for i, count in enumerate(chunks)}
     for name, value in numbers.items():
         if whole(value, 0) < 1:
             raise ConfigError(f"{name}={value} is not valid; give a whole number of at least 1")
-    if not memory_bytes > 0:
+    if (memory_bytes is None) != (cluster is not None):
+        raise ConfigError(
+            f"memory_bytes={memory_bytes} with ranks={'a Cluster' if cluster else ranks}; give the bytes of one rank"
+            " with a number of ranks, and none with a Cluster, whose ranks have their own"
+        )
+    if memory_bytes is not None and not memory_bytes > 0:
         raise ConfigError(f"memory_bytes={memory_bytes} is not above 0; give the bytes of one rank")
     if not staleness or not set(staleness) <= set(MODES):
         raise ConfigError(f"staleness={staleness} is unknown; use (0,) for exact plans, or (0, 1)")
@@ -125,37 +142,43 @@ def search(
     fitting: list[Choice] = []
     least = math.inf
     for choice in _choices(costs, ranks, microbatches, sorted(set(chunks)), reductions, rejected):
-        fitted, needed = _fitting(costs, choice, memory_bytes)
-        least = min(least, needed)
+        fitted, share = _fitting(costs, choice, choice.room_bytes(memory_bytes or 0.0))
+        least = min(least, share)
         if not fitted:
-            rejected.append(Rejected(str(choice), f"needs {_gib(needed)} of {_gib(memory_bytes)}"))
+            of = f"{share:.3g} times the memory" if memory_bytes is None else _of(share, memory_bytes)
+            rejected.append(Rejected(str(choice), f"needs {of}"))
         fitting += fitted
     if not fitting:
         if least == math.inf:
             raise ConfigError(
-                f"ranks={ranks} and microbatches={microbatches} cannot be divided: {rejected[-1]}; give a multiple of"
-                " the ranks as micro-batches, or more layers"
+                f"ranks={count_of_ranks} and microbatches={microbatches} cannot be divided: {rejected[-1]}; give a"
+                " multiple of the ranks as micro-batches, or more layers"
+            )
+        if memory_bytes is None:
+            raise ConfigError(
+                f"the memory of the cluster's ranks is too small for any plan: the smallest needs {least:.3g} times as"
+                " much on some rank; give more memory or ranks, or smaller micro-batches"
             )
         raise ConfigError(
-            f"memory_bytes={memory_bytes:.0f} is too small for any plan: the smallest needs {least:.0f} bytes per rank;"
-            " give more memory or ranks, or smaller micro-batches"
+            f"memory_bytes={memory_bytes:.0f} is too small for any plan: the smallest needs {least * memory_bytes:.0f}"
+            " bytes per rank; give more memory or ranks, or smaller micro-batches"
         )
     return _fastest(costs, fitting, discipline, keep, rejected)
 
 
-def _fitting(costs: Costs, choice: Choice, memory_bytes: float) -> tuple[list[Choice], float]:
-    """The forms of `choice` that fit; and the least memory of what was tried.
+def _fitting(costs: Costs, choice: Choice, room: Sequence[float]) -> tuple[list[Choice], float]:
+    """The forms of `choice` that fit the memory of each rank; and of what was tried, the least share of it.
 
     Where the balanced partition does not fit, the ranks recompute that need it. For one chunk, the best partition
     within the memory is tried, too, in which stages recompute that need it.
     """
-    needed = choice.rank_bytes(costs)
-    if max(needed) <= memory_bytes:
-        return [choice], max(needed)
-    tried = [replace(choice, recompute=tuple(rank for rank, size in enumerate(needed) if size > memory_bytes))]
+    shares = _shares(costs, choice, room)
+    if max(shares) <= 1:
+        return [choice], max(shares)
+    tried = [replace(choice, recompute=tuple(rank for rank, share in enumerate(shares) if share > 1))]
     if choice.chunks == 1:
         live = [min(choice.microbatches, choice.ranks - stage) for stage in range(choice.ranks)]
-        limits = Limits(memory_bytes=memory_bytes, live=live)
+        limits = replace(_limits(choice.places, 1), memory_bytes=room, live=live)
         with_gradient = replace(costs, state_factor=costs.state_factor + (choice.reduction.mode == "stale"))
         ways: tuple[Literal[False, "as needed"], ...] = (False, "as needed")
         for way in ways:
@@ -164,19 +187,48 @@ def _fitting(costs: Costs, choice: Choice, memory_bytes: float) -> tuple[list[Ch
             except ConfigError:
                 continue
             tried.append(replace(choice, cuts=found.cuts, recompute=found.recomputed))
-    sizes = [plan.memory_bytes(costs) for plan in tried]
-    fitting = [plan for plan, size in zip(tried, sizes, strict=True) if size <= memory_bytes]
-    return list(dict.fromkeys(fitting)), min(max(needed), *sizes)
+    sizes = [max(_shares(costs, plan, room)) for plan in tried]
+    fitting = [plan for plan, size in zip(tried, sizes, strict=True) if size <= 1]
+    return list(dict.fromkeys(fitting)), min(max(shares), *sizes)
+
+
+def _shares(costs: Costs, choice: Choice, room: Sequence[float]) -> list[float]:
+    """The share of its memory that each rank takes."""
+    return [size / own for size, own in zip(choice.rank_bytes(costs), room, strict=True)]
+
+
+def _limits(places: Sequence[Place] | None, chunks: int) -> Limits:
+    """The speeds and links of the stages of these places."""
+    if places is None:
+        return Limits()
+    stages = [*places] * chunks
+    return Limits(speeds=[place.speed for place in stages], links=[place.send for place in stages[:-1]])
+
+
+def _placements(cluster: Cluster | None, depth: int, replicas: int, chunks: int) -> Iterator[Placement]:
+    """The ways to lay pipelines over the cluster; of those whose places are alike, the first."""
+    if cluster is None:
+        yield "stages", None
+        return
+    seen = set()
+    outers: tuple[Outer, ...] = ("stages", "replicas")
+    for outer in outers:
+        layout = Layout(stages=depth, replicas=replicas, outer=outer)
+        found = places(cluster, layout, wraps=chunks > 1)
+        if found not in seen:
+            seen.add(found)
+            yield outer, found
 
 
 def _choices(
     costs: Costs,
-    ranks: int,
+    given: int | Cluster,
     microbatches: int,
     chunks: Sequence[int],
     reductions: Sequence[Reduction],
     rejected: list[Rejected],
 ) -> Iterator[Choice]:
+    cluster, ranks = (given, len(given.ranks)) if isinstance(given, Cluster) else (None, given)
     for depth in (divisor for divisor in range(1, ranks + 1) if ranks % divisor == 0):
         replicas = ranks // depth
         if microbatches % replicas:
@@ -195,24 +247,34 @@ def _choices(
                     )
                 )
                 continue
-            yield from _choices_of(costs, depth, replicas, microbatches // replicas, count, reductions)
+            for placement in _placements(cluster, depth, replicas, count):
+                yield from _choices_of(costs, depth, replicas, microbatches // replicas, count, reductions, placement)
 
 
 def _choices_of(
-    costs: Costs, depth: int, replicas: int, microbatches: int, chunks: int, reductions: Sequence[Reduction]
+    costs: Costs,
+    depth: int,
+    replicas: int,
+    microbatches: int,
+    chunks: int,
+    reductions: Sequence[Reduction],
+    placement: Placement,
 ) -> Iterator[Choice]:
+    outer, placed = placement
     groups: list[int | None] = [None]
     if chunks > 1:
         groups += [group for group in _groups(depth, microbatches) if not 0 < microbatches % group < depth]
     cuts: dict[tuple[int, ...], float] = {}
     for share in FIRST_SHARES if chunks > 1 else (1.0,):
         shares = [share] * depth + [1.0] * (depth * (chunks - 1))
-        cuts.setdefault(partition(costs, depth * chunks, Limits(shares=shares), overlap=True).cuts, share)
+        limits = replace(_limits(placed, chunks), shares=shares)
+        cuts.setdefault(partition(costs, depth * chunks, limits, overlap=True).cuts, share)
     for cut, share in cuts.items():
         for group in groups:
             for reduction in reductions if replicas > 1 else [Reduction()]:
                 if share == 1.0 or reduction.mode == "deferred" or replicas == 1:
-                    yield Choice(depth, replicas, microbatches, chunks, group, reduction, recompute=(), cuts=cut)
+                    shape = (depth, replicas, microbatches, chunks, group, reduction)
+                    yield Choice(*shape, recompute=(), cuts=cut, outer=outer, places=placed)
 
 
 def _groups(depth: int, microbatches: int) -> list[int]:
@@ -258,7 +320,7 @@ def bound(costs: Costs, choice: Choice) -> float:
     and one forward pass through stages 0 to r - 1, and unless stale, stage 0 waits for its last bucket.
     """
     stages = choice.stages(costs)
-    latency_s = costs.link.latency_s
+    latency_s = choice.latency_s(costs)
     waited = 0.0
     if choice.reduction.mode != "stale" and stages[0].reduce_s > 0:
         waited = stages[0].reduce_s / choice.reduction.buckets + 2 * latency_s
@@ -292,6 +354,10 @@ def _reason(plan: Plan, best: Plan) -> str:
     ]
     _, name, mine, theirs = max(parts)
     return f"{ratio:.2f}x the best: {name} {seconds(mine)} for {seconds(theirs)}"
+
+
+def _of(share: float, memory_bytes: float) -> str:
+    return f"{_gib(share * memory_bytes)} of {_gib(memory_bytes)}"
 
 
 def _gib(size: float) -> str:

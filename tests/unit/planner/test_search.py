@@ -1,6 +1,7 @@
 """The search against a simulation of every choice, its order, its reasons and its errors."""
 
 import dataclasses
+import functools
 import math
 from itertools import product
 
@@ -9,13 +10,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from commlayer.errors import ConfigError
-from commlayer.planner import Costs, Layer, Limits, Link, Plans, partition, search
+from commlayer.planner import Cluster, Costs, Layer, Limits, Link, Links, Plans, Rank, partition, search
+from commlayer.planner.exchange import Axis, Exchange
 from commlayer.planner.plan import Choice
 from commlayer.planner.search import STEPS, bound, unbeaten
 from commlayer.scheduler.actions import Mode, Reduction
 from commlayer.scheduler.link import Discipline, Network
 from commlayer.scheduler.pipelines import breadth_first, interleaved, one_f_one_b
-from commlayer.scheduler.simulate import simulate
+from commlayer.scheduler.simulate import StageCosts, simulate
 
 GIB = 1 << 30
 
@@ -138,6 +140,131 @@ def test_the_best_plan_is_the_fastest_of_all(layers: list[Layer], rate_bps: floa
         Costs(layers, link), ranks=job[0], microbatches=job[1], memory_bytes=1e9, chunks=(1, 2), buckets=(1, 2), keep=1
     )
     assert best[0].step_s == pytest.approx(fastest_of_all(layers, link, *job))
+
+
+def fastest_on(cluster: Cluster, layers: list[Layer], microbatches: int) -> float:
+    """The least step of 1F1B and AIAO in both placements, without the planner's places, choices or bounds."""
+    size, host_of, links = len(cluster.ranks), cluster.host_of, cluster.links
+    costs, best = Costs(layers, links.within), math.inf
+    for depth, chunks, by_stage in product((d for d in range(1, size + 1) if size % d == 0), (1, 2), (True, False)):
+        replicas = size // depth
+        if microbatches % replicas or depth * chunks > len(layers):
+            continue
+        pipelines = [
+            [stage * replicas + replica if by_stage else replica * depth + stage for stage in range(depth)]
+            for replica in range(replicas)
+        ]
+        hops = [(ranks[at], ranks[(at + 1) % depth]) for ranks in pipelines for at in range(depth - (chunks == 1))]
+        crossing = [(host_of[one], host_of[other]) for one, other in hops if host_of[one] != host_of[other]]
+        speeds, sends, reduces, latencies = [], [], [], []
+        for at in range(depth):
+            members = [ranks[at] for ranks in pipelines]
+            speeds.append(min(cluster.ranks[rank].speed_flops for rank in members) / cluster.ranks[0].speed_flops)
+            rates = []
+            for ranks in pipelines:
+                one, other = host_of[ranks[at]], host_of[ranks[(at + 1) % depth]]
+                sharing = max(sum(h == one for h, _ in crossing), sum(h == other for _, h in crossing), 1)
+                crosses = one != other
+                rates.append(links.between.rate_bps / sharing if crosses else links.within.rate_bps)
+                if at < depth * chunks - 1:
+                    latencies.append((links.between if crosses else links.within).latency_s)
+            sends.append(Link(min(rates)))
+            exchange = Exchange("all_reduce", Axis(replicas, 1 if by_stage else depth), 1, "step", True)
+            load = cluster.load(exchange, tuple(members))
+            reduces.append(2 * load.seconds(links, 1))
+            latencies += [load.latency_s] * (replicas > 1)
+        shares = [[1.0] * depth * chunks, [0.5] * depth + [1.0] * depth * (chunks - 1)]
+        for share, mode, buckets in product(shares, MODES, (1, 2)):
+            if share[0] < 1 and (chunks == 1 or mode == "step"):
+                continue
+            limits = Limits(shares=share, speeds=speeds * chunks, links=(sends * chunks)[: depth * chunks - 1])
+            ranges = partition(costs, depth * chunks, limits, overlap=True).stages
+            stages = [
+                StageCosts(
+                    sum(layer.forward_s for layer in layers[first:end]) / speeds[stage % depth],
+                    sum(layer.backward_s for layer in layers[first:end]) / speeds[stage % depth],
+                    send_s=sends[stage % depth].send_s(layers[end - 1].sent_bytes),
+                    reduce_s=reduces[stage % depth] * sum(layer.parameter_bytes for layer in layers[first:end]),
+                )
+                for stage, (first, end) in enumerate(ranges)
+            ]
+            count = microbatches // replicas
+            order = one_f_one_b(depth, count) if chunks == 1 else breadth_first(depth, count, chunks)
+            network = Network("class", max(latencies, default=0.0))
+            reduction = Reduction(mode, buckets) if replicas > 1 else Reduction()
+            best = min(best, simulate(order, stages, reduction, network, steps=STEPS[mode]).step_s)
+    return best
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(
+        st.builds(Layer, st.integers(1, 5), st.integers(1, 9), st.integers(0, 40), st.integers(1, 9)),
+        min_size=2,
+        max_size=6,
+    ),
+    st.sampled_from([(1, 1), (2, 2), (1, 3), (2, 1), (4,)]),
+    st.lists(st.sampled_from([1.0, 2.0, 4.0]), min_size=4, max_size=4),
+    st.sampled_from([8.0, 40.0, 400.0]),
+    st.sampled_from([1, 10]),
+)
+def test_the_best_plan_on_a_cluster_is_the_fastest_of_all(
+    layers: list[Layer], hosts: tuple[int, ...], speeds: list[float], rate_bps: float, ratio: int
+) -> None:
+    links = Links(Link(rate_bps * ratio, 0.0625), Link(rate_bps, 0.125))
+    own = iter(speeds)
+    cluster = Cluster([[Rank(next(own), 1e9) for _ in range(count)] for count in hosts], links)
+    count = len(cluster.ranks)
+    best = search(
+        Costs(layers, links.within), ranks=cluster, microbatches=2 * count, chunks=(1, 2), buckets=(1, 2), keep=10_000
+    )
+    among = [plan.step_s for plan in best if plan.choice.chunks == 1 or plan.choice.group is None]
+    assert min(among) == pytest.approx(fastest_on(cluster, layers, 2 * count))
+    for plan in best:
+        assert plan.step_s >= bound(Costs(layers, links.within), plan.choice) - 1e-9
+
+
+def test_hosts_of_one_like_rank_are_no_cluster() -> None:
+    costs = transformer()
+    like = Cluster([[Rank(1e12, 24 * GIB)]] * 4, Links(Link(1e15), costs.link))
+    found = functools.partial(search, costs, microbatches=8, chunks=(1, 2), buckets=(1, 4), keep=20)
+    ours, theirs = found(ranks=like), found(ranks=4, memory_bytes=24 * GIB)
+    assert [plan.step_s for plan in ours] == pytest.approx([plan.step_s for plan in theirs])
+    assert [plan.link_bytes for plan in ours] == pytest.approx([plan.link_bytes for plan in theirs])
+    assert [plan.memory_bytes for plan in ours] == [plan.memory_bytes for plan in theirs]
+
+
+def test_faster_ranks_have_more_layers_and_neighbours_share_a_host() -> None:
+    """Ranks of two hosts, the second of which is three times as fast; reductions between them would take 4 s."""
+    fast, slow = Rank(3e12, 24 * GIB), Rank(1e12, 24 * GIB)
+    links = Links(Link(1e12), Link(5e9, 1e-4))
+    best = search(transformer(), ranks=Cluster([[slow, slow], [fast, fast]], links), microbatches=8, chunks=(1,))[0]
+    assert (best.choice.ranks, best.choice.replicas, best.choice.outer) == (2, 2, "stages")
+    assert best.choice.cuts == (0, 4, 16)
+    assert "neighbours are replicas" in str(best)
+
+
+def test_each_rank_of_a_cluster_has_its_memory() -> None:
+    small, large = Rank(1e12, 3 * GIB), Rank(1e12, 24 * GIB)
+    costs = transformer()
+    best = search(costs, ranks=Cluster([[small], [large]], Links(costs.link, costs.link)), microbatches=8, chunks=(1,))
+    assert best
+    for plan in best:
+        assert plan.choice.places is not None
+        for needed, place in zip(plan.choice.rank_bytes(costs), plan.choice.places, strict=True):
+            assert needed <= place.memory_bytes
+    tiny = Cluster([[Rank(1e12, 1.0)]] * 2, Links(costs.link, costs.link))
+    with pytest.raises(ConfigError, match=r"the smallest needs .* times as much on some rank"):
+        search(costs, ranks=tiny, microbatches=8)
+
+
+def test_the_memory_is_given_once() -> None:
+    costs = transformer()
+    with pytest.raises(ConfigError, match="memory_bytes=None with ranks=4; give the bytes of one rank"):
+        search(costs, ranks=4, microbatches=8)
+    cluster = Cluster([[Rank(1e12, GIB)]], Links(costs.link, costs.link))
+    with pytest.raises(ConfigError, match=r"ranks=a Cluster; .*none with a Cluster"):
+        search(costs, ranks=cluster, microbatches=8, memory_bytes=1e9)
 
 
 def test_plans_come_in_the_order_of_their_steps(plans: Plans) -> None:
