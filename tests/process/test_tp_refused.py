@@ -83,7 +83,7 @@ def test_installations_that_are_refused(rank: int, size: int) -> None:
         refused("pip install 'commlayer.tp.'", layers)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "ones", lambda *_, **__: torch.zeros(1, dtype=torch.int32))
-        refused("has no _set_sequence_nr; use torch 2.11 to 2.13", layers)
+        refused("has no _set_sequence_nr; use torch 2.11 to 2.15", layers)
 
 
 @ranks.on(1, on_fake)
