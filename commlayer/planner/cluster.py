@@ -79,20 +79,21 @@ class Cluster:
         """Memory of the rank that has least."""
         return min(rank.memory_bytes for rank in self.ranks)
 
-    def load(self, exchange: Exchange, ranks: tuple[int, ...]) -> Load:
-        """The load on the links of `ranks`.
+    def load(self, exchange: Exchange, ranks: tuple[int, ...], *, alone: bool = False) -> Load:
+        """The load on the links of `ranks`. `alone`: without that of other groups of the axis, at the same time.
 
         Between hosts, every byte goes to a host once, for all its ranks in the group, as in `hierarchical` plans: a
         host with l of g ranks receives 1 - l / g of the tensor, and an all-to-all l (g - l) / g of each rank's.
         """
         kind = exchange.kind if exchange.kind in ("send", "all_to_all") else "all_gather"
-        key = (kind, exchange.axis, ranks, exchange.when if kind == "send" else "")
+        key = (kind, exchange.axis, ranks, exchange.when if kind == "send" else "", alone)
         if key not in self._loads:
-            found = self._sent(exchange, ranks) if kind == "send" else self._gathered(kind, exchange.axis, ranks)
+            is_send = kind == "send"
+            found = self._sent(exchange, ranks) if is_send else self._gathered(kind, exchange.axis, ranks, alone)
             self._loads[key] = found
         return self._loads[key]
 
-    def _gathered(self, kind: str, axis: Axis, ranks: tuple[int, ...]) -> Load:
+    def _gathered(self, kind: str, axis: Axis, ranks: tuple[int, ...], alone: bool) -> Load:
         own_hosts = {self.host_of[rank] for rank in ranks}
         arriving = dict.fromkeys(own_hosts, 0.0)
         within, crosses, stays, size = 0.0, False, False, axis.size
@@ -104,10 +105,12 @@ class Cluster:
             for member in group:
                 counts[self.host_of[member]] = counts.get(self.host_of[member], 0) + 1
             is_own = any(own in group for own in ranks)
+            if alone and not is_own:
+                continue
             for host, count in counts.items():
                 if host in own_hosts:
-                    alone = 1 if kind == "all_gather" else count  # an all-to-all has other bytes for each rank
-                    arriving[host] += alone * (size - count) / size
+                    each = 1 if kind == "all_gather" else count  # an all-to-all has other bytes for each rank
+                    arriving[host] += each * (size - count) / size
                 if is_own and count > 1:
                     stays = True
                     others = (size - count) / (size * count) if kind == "all_gather" else (size - count) / size

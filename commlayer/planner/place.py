@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .cluster import Cluster
@@ -24,47 +24,51 @@ class Place:
     """To the next position, from the last one to the first; gradients take it back."""
     reduce: Link
     """Among the replicas."""
+    host: int
+    """That of the first replica's rank, in the order of the positions. Positions of one host share its link."""
+    leaves_host: bool
+    """Whether the reductions of some replica leave its host."""
 
 
 def places(cluster: Cluster, layout: Layout, *, wraps: bool) -> tuple[Place, ...]:
     """The places of the pipelines of `layout`, which has the cluster's ranks in their order.
 
-    The pairs of neighbours that cross the link of a host share it: with as many others as leave the one host, or come
-    to the other, in the same direction. `wraps`: the last position also sends to the first, as with several chunks. All
-    replicas wait for each other in every step, so the slowest rank of a position and its slowest links stand for all of
-    them: exact if the replicas are alike, else an upper bound.
+    Replicas do the same at the same time, so those whose sends cross the link of a host divide its rate. Positions of
+    one pipeline take turns on the link of their host, in the model (`scheduler.link.Network.hosts`). `wraps`: the last
+    position also sends to the first, as with several chunks. All replicas wait for each other in every step, so the
+    slowest rank of a position and its slowest links stand for all of them, and the hosts of the first replica for
+    those of all: exact if the replicas are alike.
     """
     pipelines = [layout.stage_axis.group(rank) for rank in range(layout.ranks) if layout.stage_of(rank) == 0]
     depth, replicas, host_of = layout.stages, layout.replicas, cluster.host_of
-    pairs = [(ranks[at], ranks[(at + 1) % depth]) for ranks in pipelines for at in range(depth - (not wraps))]
-    crossing = [(host_of[sender], host_of[receiver]) for sender, receiver in pairs]
-    leaving = Counter(one for one, other in crossing if one != other)
-    coming = Counter(other for one, other in crossing if one != other)
-
-    def link(sender: int, receiver: int) -> Link:
-        one, other = host_of[sender], host_of[receiver]
-        if one == other:
-            return cluster.links.within
-        between = cluster.links.between
-        return Link(between.rate_bps / max(leaving[one], coming[other], 1), between.latency_s)
-
+    seen = list(dict.fromkeys(host_of[rank] for rank in pipelines[0]))
     found = []
     for at in range(depth):
         members = tuple(ranks[at] for ranks in pipelines)
-        load = cluster.load(Exchange("all_gather", layout.replica_axis, 1, "step", True), members)
+        hops = [(host_of[ranks[at]], host_of[ranks[(at + 1) % depth]]) for ranks in pipelines]
+        if at == depth - 1 and not wraps:
+            hops = []
+        load = cluster.load(Exchange("all_gather", layout.replica_axis, 1, "step", True), members, alone=True)
         byte_s = load.seconds(cluster.links, 1)
         rate_bps = 8 * (replicas - 1) / replicas / byte_s if byte_s else math.inf
         found.append(
             Place(
                 min(cluster.ranks[rank].speed_flops for rank in members) / cluster.ranks[0].speed_flops,
                 min(cluster.ranks[rank].memory_bytes for rank in members),
-                _slowest(link(ranks[at], ranks[(at + 1) % depth]) for ranks in pipelines),
+                _slowest(cluster, hops),
                 Link(rate_bps, load.latency_s),
+                seen.index(host_of[members[0]]),
+                load.between_bytes > 0,
             )
         )
     return tuple(found)
 
 
-def _slowest(links: Iterable[Link]) -> Link:
-    every = list(links)
-    return Link(min(link.rate_bps for link in every), max(link.latency_s for link in every))
+def _slowest(cluster: Cluster, hops: Sequence[tuple[int, int]]) -> Link:
+    """The slowest link of the hops at the same time, each from a host to a host."""
+    crossing = [(one, other) for one, other in hops if one != other]
+    leaving, coming = Counter(one for one, _ in crossing), Counter(other for _, other in crossing)
+    between = cluster.links.between
+    links = [] if len(crossing) == len(hops) and crossing else [cluster.links.within]
+    links += [Link(between.rate_bps / max(leaving[one], coming[other]), between.latency_s) for one, other in crossing]
+    return Link(min(link.rate_bps for link in links), max(link.latency_s for link in links))

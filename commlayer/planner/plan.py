@@ -91,7 +91,9 @@ class Choice:
 
     def simulate(self, costs: Costs, discipline: Discipline = "class", *, steps: int = 12) -> Simulation:
         """The predicted steps of this choice."""
-        network = Network(discipline, self.latency_s(costs))
+        places = self.places or ()
+        hosts, leaves_host = tuple(place.host for place in places), tuple(place.leaves_host for place in places)
+        network = Network(discipline, self.latency_s(costs), hosts=hosts, leaves_host=leaves_host)
         return simulate(self.order(), self.stages(costs), self.reduction, network, action_s=costs.action_s, steps=steps)
 
     def __str__(self) -> str:

@@ -29,10 +29,17 @@ class Network:
     """Seconds from the last byte's departure to its arrival. A reduction takes two (reduce-scatter, all-gather)."""
     shared: bool = True
     """Whether sends between stages use the link of the reductions. False: a link of their own."""
+    hosts: tuple[int, ...] = ()
+    """The host of each rank of the pipeline. Ranks of one host share its link to the others; within a host each rank
+    has its own. Empty: all have their own."""
+    leaves_host: tuple[bool, ...] = ()
+    """With `hosts`: whether each rank's reductions leave its host."""
 
     def __post_init__(self) -> None:
         if self.discipline not in ("fifo", "class"):
             raise ConfigError(f"discipline={self.discipline!r} is unknown; use 'fifo' or 'class'")
+        if len(self.hosts) != len(self.leaves_host):
+            raise ConfigError(f"hosts={self.hosts} and leaves_host={self.leaves_host}: give one entry of each per rank")
         if not self.latency_s >= 0:
             raise ConfigError(f"latency_s={self.latency_s} is negative; give seconds of at least 0")
 

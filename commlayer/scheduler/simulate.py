@@ -135,7 +135,8 @@ def simulate(
     model.run()
     last = steps // 4 * 2
     measured_s = (model.ended[-1] - model.ended[-1 - last]) / last
-    step_s = max(measured_s, *(link.load_s / steps for rank in model.ranks for link in (rank.reductions, rank.sends)))
+    links = [link for rank in model.ranks for link in (rank.reductions, rank.sends)] + list(model.host_links.values())
+    step_s = max(measured_s, *(link.load_s / steps for link in links))
     sizes = {index: stage.activation_bytes for index, stage in enumerate(stages)}
     ranks = []
     for rank, actions in zip(model.ranks, order, strict=True):
@@ -159,6 +160,9 @@ class _Model:
         self.happened: set[Key] = set()
         self.waiting: dict[Key, _Rank] = {}
         self.ranks = [_Rank(self, number, actions) for number, actions in enumerate(order)]
+        if network.hosts and len(network.hosts) != len(order):
+            raise ConfigError(f"hosts={network.hosts} of the network: give the host of each of {len(order)} ranks")
+        self.host_links = {host: self.ranks[network.hosts.index(host)].new_link("host") for host in set(network.hosts)}
         self.ended = [0.0] * steps
 
     def run(self) -> None:
@@ -206,14 +210,15 @@ class _Rank:
         self.exposed = [0.0] * model.steps
         self.step = self.index = 0
         self.blocked_since: float | None = None
-        self.reductions = self._link("link", model.network)
-        self.sends = self.reductions if model.network.shared else self._link("link between stages", model.network)
+        self.reductions = self.new_link("link")
+        self.sends = self.reductions if model.network.shared else self.new_link("link between stages")
         used = [action.stage for action in actions if action.kind == "F"]
         self.use = {stage: place for place, stage in reversed(list(enumerate(used)))}
         self.is_stale = any(action.kind == "WAIT" and action.steps_ago > 1 for action in actions)
 
-    def _link(self, track: str, network: Network) -> Link:
-        return Link(self.model.clock, network.discipline, partial(self._record, track))
+    def new_link(self, track: str) -> Link:
+        """A link whose transfers are on this rank's `track` of the trace."""
+        return Link(self.model.clock, self.model.network.discipline, partial(self._record, track))
 
     def _record(self, track: str, name: str, start: float, end: float) -> None:
         if end > start:
@@ -292,8 +297,17 @@ class _Rank:
     def _send(self, action: Action) -> None:
         forward = action.kind == "SEND_F"
         key: Key = ("F" if forward else "B", action.stage, action.microbatch, self.step)
-        costs = self.model.stages[action.stage if forward else action.stage - 1]
-        self._transfer(self.sends, str(action), costs.send_s, (-1,), key, self.model.network.latency_s)
+        costs, hosts = self.model.stages[action.stage if forward else action.stage - 1], self.model.network.hosts
+        other = self.model.rank_of[action.stage + (1 if forward else -1)]
+        leaves = bool(hosts) and hosts[other] != hosts[self.number]
+        self._transfer(
+            self.model.host_links[hosts[self.number]] if leaves else self.sends,
+            str(action),
+            costs.send_s,
+            (-1,),
+            key,
+            self.model.network.latency_s,
+        )
 
     def _reduce(self, action: Action) -> None:
         """Reduces by class, in the order of next use: the earlier step, the stage used first, the stage's front bucket.
@@ -306,7 +320,9 @@ class _Rank:
         if seconds == 0:  # one replica: nothing is sent
             self.model.happened.add(key)
             return
-        self._transfer(self.reductions, str(action), seconds, urgency, key, 2 * self.model.network.latency_s)
+        leaves = any(self.model.network.leaves_host[self.number : self.number + 1])
+        link = self.model.host_links[self.model.network.hosts[self.number]] if leaves else self.reductions
+        self._transfer(link, str(action), seconds, urgency, key, 2 * self.model.network.latency_s)
 
     def _transfer(
         self, link: Link, name: str, seconds: float, urgency: tuple[int, ...], key: Key, latency_s: float

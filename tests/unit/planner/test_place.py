@@ -26,8 +26,9 @@ def test_the_slowest_of_a_position_counts() -> None:
 def test_pairs_that_leave_a_host_share_its_link() -> None:
     first, _ = of([1.0, 1.0], [1.0, 1.0], stages=2)
     assert first.send == Link(BETWEEN.rate_bps / 2, BETWEEN.latency_s)
-    first, _ = of([1.0, 1.0], [1.0, 1.0], stages=2, outer="replicas")
+    first, second = of([1.0, 1.0], [1.0, 1.0], stages=2, outer="replicas")
     assert first.send == WITHIN
+    assert (first.host, second.host) == (0, 0)
     fan_in = of([1.0], [1.0], [1.0, 1.0], stages=2)  # ranks 0 and 1 send to 2 and 3, on one host
     assert fan_in[0].send.rate_bps == BETWEEN.rate_bps / 2
 
@@ -37,6 +38,7 @@ def test_with_several_chunks_the_last_sends_to_the_first() -> None:
     assert of(*hosts, stages=4)[1].send.rate_bps == BETWEEN.rate_bps
     turns = of(*hosts, stages=4, wraps=True)
     assert [place.send for place in turns] == [WITHIN, BETWEEN, WITHIN, BETWEEN]
+    assert [place.host for place in turns] == [0, 0, 1, 1]
 
 
 def test_replicas_reduce_within_a_host_or_between() -> None:
@@ -44,5 +46,5 @@ def test_replicas_reduce_within_a_host_or_between() -> None:
     (own,) = of([1.0, 1.0], stages=1)
     assert own.reduce.reduce_s(1000, 2) == pytest.approx(WITHIN.reduce_s(1000, 2))
     far = of([1.0, 1.0], [1.0, 1.0], stages=2, outer="replicas")
-    assert far[0].reduce.reduce_s(1000, 2) == pytest.approx(2 * BETWEEN.reduce_s(1000, 2))  # two stages share the link
-    assert far[0].reduce.latency_s == BETWEEN.latency_s
+    assert far[0].reduce.rate_bps == pytest.approx(BETWEEN.rate_bps)  # two stages share the link, but in turns
+    assert [place.leaves_host for place in (own, *far)] == [False, True, True]

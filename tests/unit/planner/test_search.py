@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from commlayer.errors import ConfigError
 from commlayer.planner import Cluster, Costs, Layer, Limits, Link, Links, Plans, Rank, partition, search
-from commlayer.planner.exchange import Axis, Exchange
 from commlayer.planner.plan import Choice
 from commlayer.planner.search import STEPS, bound, unbeaten
 from commlayer.scheduler.actions import Mode, Reduction
@@ -154,25 +153,31 @@ def fastest_on(cluster: Cluster, layers: list[Layer], microbatches: int) -> floa
             [stage * replicas + replica if by_stage else replica * depth + stage for stage in range(depth)]
             for replica in range(replicas)
         ]
-        hops = [(ranks[at], ranks[(at + 1) % depth]) for ranks in pipelines for at in range(depth - (chunks == 1))]
-        crossing = [(host_of[one], host_of[other]) for one, other in hops if host_of[one] != host_of[other]]
-        speeds, sends, reduces, latencies = [], [], [], []
+        speeds, sends, reduces, latencies, leaves = [], [], [], [], []
         for at in range(depth):
             members = [ranks[at] for ranks in pipelines]
             speeds.append(min(cluster.ranks[rank].speed_flops for rank in members) / cluster.ranks[0].speed_flops)
-            rates = []
-            for ranks in pipelines:
-                one, other = host_of[ranks[at]], host_of[ranks[(at + 1) % depth]]
-                sharing = max(sum(h == one for h, _ in crossing), sum(h == other for _, h in crossing), 1)
-                crosses = one != other
-                rates.append(links.between.rate_bps / sharing if crosses else links.within.rate_bps)
+            rates = [links.within.rate_bps] if at == depth - 1 and chunks == 1 else []
+            hops = [(host_of[ranks[at]], host_of[ranks[(at + 1) % depth]]) for ranks in pipelines if not rates]
+            for one, other in hops:
+                sharing = max(sum(h == one != k for h, k in hops), sum(k == other != h for h, k in hops))
+                rates.append(links.within.rate_bps if one == other else links.between.rate_bps / sharing)
                 if at < depth * chunks - 1:
-                    latencies.append((links.between if crosses else links.within).latency_s)
+                    latencies.append((links.within if one == other else links.between).latency_s)
             sends.append(Link(min(rates)))
-            exchange = Exchange("all_reduce", Axis(replicas, 1 if by_stage else depth), 1, "step", True)
-            load = cluster.load(exchange, tuple(members))
-            reduces.append(2 * load.seconds(links, 1))
-            latencies += [load.latency_s] * (replicas > 1)
+            own = {
+                host: sum(host_of[rank] == host for rank in members) for host in set(map(host_of.__getitem__, members))
+            }
+            crossed = max(1 - count / replicas for count in own.values())
+            inside = max(
+                (replicas - 1) / replicas - (1 / count - 1 / replicas) if count > 1 else 0 for count in own.values()
+            )
+            reduces.append(2 * (links.between.send_s(crossed) + links.within.send_s(inside)))
+            leaves.append(crossed > 0)
+            if replicas > 1:
+                latencies.append(
+                    links.between.latency_s * (crossed > 0) + links.within.latency_s * (max(own.values()) > 1)
+                )
         shares = [[1.0] * depth * chunks, [0.5] * depth + [1.0] * depth * (chunks - 1)]
         for share, mode, buckets in product(shares, MODES, (1, 2)):
             if share[0] < 1 and (chunks == 1 or mode == "step"):
@@ -190,7 +195,8 @@ def fastest_on(cluster: Cluster, layers: list[Layer], microbatches: int) -> floa
             ]
             count = microbatches // replicas
             order = one_f_one_b(depth, count) if chunks == 1 else breadth_first(depth, count, chunks)
-            network = Network("class", max(latencies, default=0.0))
+            hosts = tuple(host_of[rank] for rank in pipelines[0])
+            network = Network("class", max(latencies, default=0.0), hosts=hosts, leaves_host=tuple(leaves))
             reduction = Reduction(mode, buckets) if replicas > 1 else Reduction()
             best = min(best, simulate(order, stages, reduction, network, steps=STEPS[mode]).step_s)
     return best
