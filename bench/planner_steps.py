@@ -1,11 +1,12 @@
 """Steps that `planner.search` predicts on a cluster, beside the measured steps of the same plans.
 
     python -m bench.planner_steps                  10 minutes; the links need root
+    python -m bench.planner_steps --only half      one case: half, unseen
     python -m bench.planner_steps --rounds 5       more rounds
     python -m bench.planner_steps --quick          one round; keeps nothing
     python -m bench.planner_steps --table          only the table of the kept results
 
-Two hosts of two ranks, the second host at half the speed; within a host, shared memory, between them a slow link. The
+Two hosts of two ranks, the second host slower; within a host, shared memory, between them a slow link. The
 costs are measured first, by `pipeline.measure`, on a job that is none of the plans: each layer is a stage, and all
 ranks have the same speed. Then the search predicts all its plans with one bucket per stage, and the best one of each of
 the 12 kinds runs as it is: `pipeline.of_plan` makes its schedule, `pipeline.attach` reduces its gradients. Computation
@@ -17,7 +18,7 @@ from __future__ import annotations
 import dataclasses
 import statistics
 import sys
-from typing import Any
+from typing import Any, NamedTuple
 
 from bench.harness import turns
 from bench.harness.page import write_between
@@ -32,12 +33,27 @@ from commlayer.tools.emulate.scenario import Scenario
 
 RESULTS = ROOT / "bench/results/planner_steps.json"
 PAGE = ROOT / "docs/planner.md"
-SPEEDS = (1.0, 1.0, 0.5, 0.5)
-"""Of the ranks: two hosts of two."""
-RATE_BPS = 40e6
+
+
+class Case(NamedTuple):
+    """Two hosts of two ranks, and the link between them."""
+
+    speed: float
+    """Of the ranks of the second host, relative to the first one's."""
+    rate_bps: float
+
+    @property
+    def speeds(self) -> tuple[float, ...]:
+        """Of all ranks."""
+        return (1.0, 1.0, self.speed, self.speed)
+
+
+CASES = {"half": Case(0.5, 40e6), "unseen": Case(0.7, 80e6)}
+"""The model was corrected after the first run of `half`, in which two plans were predicted 18 % too slow. It had not
+been changed since when `unseen` was run for the first time."""
 WITHIN = Link(8e9)
 """Shared memory, as `commlayer bench` finds it between two ranks: it does not matter here, by far."""
-ROUNDS = 3
+ROUNDS = 2
 KINDS = 12
 NEAR = 1.05
 """A plan within 5 % of the fastest is as good."""
@@ -52,18 +68,18 @@ CALIBRATION = {
 }
 
 
-def scenario_of() -> Scenario:
+def scenario_of(case: Case) -> Scenario:
     """The two hosts."""
     scenario = Scenario.read("overlap")
-    nics = tuple(dataclasses.replace(nic, rate_bps=RATE_BPS) for nic in scenario.nics)
+    nics = tuple(dataclasses.replace(nic, rate_bps=case.rate_bps) for nic in scenario.nics)
     return dataclasses.replace(scenario, hosts=2, ranks_per_host=2, nics=nics)
 
 
-def cluster_of(scenario: Scenario, latency_s: float) -> Cluster:
+def cluster_of(case: Case, latency_s: float) -> Cluster:
     """The planner's description of the hosts, with the rate of payload that the link can carry."""
-    rate = scenario.payload_gb_s
+    rate = scenario_of(case).payload_gb_s
     assert rate is not None
-    ranks = [Rank(speed * 1e12, 1e12) for speed in SPEEDS]
+    ranks = [Rank(speed * 1e12, 1e12) for speed in case.speeds]
     return Cluster([ranks[:2], ranks[2:]], Links(WITHIN, Link(rate * 8e9, latency_s)))
 
 
@@ -100,18 +116,18 @@ def table_of(plan: Plan) -> dict[str, Any]:
     }
 
 
-def measure(rounds: int) -> dict[str, Any]:
-    """The results. Raises RuntimeError if a rank failed."""
-    about, scenario = machine.facts(), scenario_of()
-    request = {"speeds": SPEEDS, "jobs": [{"system": COSTS, "plan": CALIBRATION}]}
+def measure(case: Case, rounds: int) -> dict[str, Any]:
+    """The results of a case. Raises RuntimeError if a rank failed."""
+    about, scenario = machine.facts(), scenario_of(case)
+    request: dict[str, Any] = {"speeds": case.speeds, "jobs": [{"system": COSTS, "plan": CALIBRATION}]}
     (log,) = turns.measure(scenario, "bench.planner_steps", request, "planner-costs")
     costs = costs_of(log["costs"])
-    plans = chosen(costs, cluster_of(scenario, costs.link.latency_s))
+    plans = chosen(costs, cluster_of(case, costs.link.latency_s))
     jobs = [{"system": name, "plan": table_of(plan)} for name, plan in plans.items()]
-    runs = turns.measure(
-        scenario, "bench.planner_steps", {"speeds": SPEEDS, "jobs": in_turns(jobs, rounds)}, "planner-steps"
-    )
+    request["jobs"] = in_turns(jobs, rounds)
+    runs = turns.measure(scenario, "bench.planner_steps", request, "planner-steps")
     return {
+        "case": case._asdict(),
         "network": scenario.table,
         "costs": log["costs"],
         "predicted_s": {name: plan.step_s for name, plan in plans.items()},
@@ -122,7 +138,8 @@ def measure(rounds: int) -> dict[str, Any]:
 
 
 def table(content: dict[str, Any]) -> str:
-    """The table, as Markdown."""
+    """The table of a case, as Markdown."""
+    case = Case(**content["case"])
     measured = {name: [step_s(log) for log in logs] for name, logs in by_system(content["runs"]).items()}
     medians = {name: statistics.median(steps) for name, steps in measured.items()}
     busy = {name: max(log["busy"] for log in logs) for name, logs in by_system(content["runs"]).items()}
@@ -140,7 +157,8 @@ def table(content: dict[str, Any]) -> str:
     lines += [
         "",
         (
-            f"Largest error {max(errors):.1%}, median {statistics.median(errors):.1%}; "
+            f"Ranks of the second host at {case.speed:g} of the speed, {case.rate_bps / 1e6:g} Mbit/s between the "
+            f"hosts. Largest error {max(errors):.1%}, median {statistics.median(errors):.1%}; "
             f"{sum(error <= 0.1 for error in errors)} of {len(errors)} within 10 %. The planner's choice, the first "
             f"row, took {near:.2f} times the fastest measured one ({fastest}): "
             f"{'reached' if near <= NEAR else 'not reached'} (within {NEAR:.2f}). Median of {rounds} rounds (range). "
@@ -152,20 +170,23 @@ def table(content: dict[str, Any]) -> str:
 
 def main() -> int:
     """0, or 2 if a run failed."""
-    arguments = turns.parser(__doc__, ROUNDS).parse_args()
+    arguments = turns.parser(__doc__, ROUNDS, only=CASES).parse_args()
     if arguments.rank:
         jobs, logs = arguments.rank
         turns.serve(jobs, logs, lambda _: "commlayer", train)
         return 0
     try:
-        content = read_results(RESULTS) if arguments.table else measure(1 if arguments.quick else arguments.rounds)
+        content: dict[str, Any] = read_results(RESULTS, {"cases": {}})
+        for name in [] if arguments.table else arguments.only or CASES:
+            content["cases"][name] = measure(CASES[name], 1 if arguments.quick else arguments.rounds)
+            print(table(content["cases"][name]))
+            if not arguments.quick:
+                write_results(RESULTS, {"schema": 1, **content})
     except RuntimeError as error:
         print(error, file=sys.stderr)
         return 2
-    print(table(content))
     if not arguments.quick:
-        write_results(RESULTS, content)
-        write_between(PAGE, steps=table(content))
+        write_between(PAGE, steps="\n\n".join(table(case) for case in content["cases"].values()))
     return 0
 
 
