@@ -7,7 +7,6 @@ Four tables, one value per feature and sample; a teacher of the same form gives 
 
 from __future__ import annotations
 
-import argparse
 import functools
 import inspect
 import json
@@ -25,6 +24,7 @@ from torchrec.distributed.types import ShardingPlan
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
 import commlayer
+from bench.harness.options import options
 from commlayer.torchrec import registry
 
 FEATURES = ("user", "item", "shop", "day")
@@ -79,17 +79,17 @@ def batches(seed: int, count: int) -> list[tuple[KeyedJaggedTensor, Tensor]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("--codec", choices=("none", "int8"), default="none")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=200)
-    options = parser.parse_args()
+    given = parser.parse_args()
     dist.init_process_group("commlayer")
     rank, size = dist.get_rank(), dist.get_world_size()
-    torch.manual_seed(options.seed)
+    torch.manual_seed(given.seed)
     net = Net()
     apply_optimizer_in_backward(torch.optim.Adagrad, net.tables.parameters(), {"lr": 0.1})
-    sharder = EmbeddingBagCollectionSharder(qcomm_codecs_registry=registry(WIDTH) if options.codec == "int8" else None)
+    sharder = EmbeddingBagCollectionSharder(qcomm_codecs_registry=registry(WIDTH) if given.codec == "int8" else None)
     shares = {name: table_wise(rank=number % size) for number, name in enumerate(FEATURES)}
     plan = construct_module_sharding_plan(net.tables, shares, sharder, size, size, "cpu")
     model = DistributedModelParallel(
@@ -98,7 +98,7 @@ def main() -> None:
     optimizer = torch.optim.Adam(net.layers.parameters(), lr=1e-3)
     sent = counted()
     before = commlayer.stats()["payload_bytes_sent"]
-    for features, target in batches(1000 * options.seed + rank, options.steps):
+    for features, target in batches(1000 * given.seed + rank, given.steps):
         optimizer.zero_grad()
         nn.functional.mse_loss(model(features), target).backward()
         optimizer.step()
@@ -110,7 +110,7 @@ def main() -> None:
     mean = torch.tensor(statistics.fmean(losses)) / size
     dist.all_reduce(mean)
     if rank == 0:
-        print(json.dumps({**found, "steps": options.steps, "loss": mean.item()}))
+        print(json.dumps({**found, "steps": given.steps, "loss": mean.item()}))
     dist.barrier()  # as in examples/hosts/torchrec_job.py
     dist.destroy_process_group()
 

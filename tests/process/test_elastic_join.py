@@ -60,10 +60,13 @@ def _first_life(rank: int, size: int, victim: str) -> tuple[int, int, str]:
     model, optimizer, schedule = build(rank)
     store: Any = ranks.store()
     joins = rank == 3
-    if not joins:
+    if joins:
+        store.set("is there", "")
+    else:
         torch.manual_seed(0)
         model, optimizer, schedule = build(0)
         ranks.init(rank, 3, timeout=timedelta(seconds=20))
+        store.wait(["is there"])  # its process may start late on a busy machine, and the job has only 120 steps
     if joins and victim == "joiner":
         real = transfer.Receiving.pump
 
