@@ -80,7 +80,7 @@ def _first_life(rank: int, size: int, victim: str) -> tuple[int, int, str]:
         sampler = job.sampler(range(64), 16)
         while sampler.epoch < 30:
             for share in sampler:
-                time.sleep(0.01)
+                time.sleep(0.05)
                 loss_of(model, share).backward()
                 job.step()
                 sending = job._replica._sendings.get(3)
