@@ -1,6 +1,6 @@
 """Steps that `planner.search` predicts on a cluster, beside the measured steps of the same plans.
 
-    python -m bench.planner_steps                  10 minutes; the links need root
+    python -m bench.planner_steps                  8 minutes; the links need root
     python -m bench.planner_steps --only half      one case: half, unseen
     python -m bench.planner_steps --rounds 5       more rounds
     python -m bench.planner_steps --quick          one round; keeps nothing

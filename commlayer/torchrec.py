@@ -4,7 +4,8 @@
 
     sharder = EmbeddingBagCollectionSharder(qcomm_codecs_registry=registry(width=64))
 
-torchrec encodes what it sends in an all-to-all, whatever the backend. Its own codecs for CPUs have 16 bits.
+torchrec encodes what it sends in an all-to-all, whatever the backend. Its own int8 takes 1.25 bytes for a value; this
+one takes 66 bytes for 64.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import product
@@ -61,16 +62,16 @@ class Virtual:
         ]
 
 
-class Linear:
+class Linear(ABC):
     """Y = X A on a mesh: `forward` of every rank's X, `backward` of every rank's dY; `gradient` is that of A."""
 
     gradient: Shards
 
-    def forward(self, x: Shards) -> Shards:
-        raise NotImplementedError
+    @abstractmethod
+    def forward(self, x: Shards) -> Shards: ...
 
-    def backward(self, dy: Shards) -> Shards:
-        raise NotImplementedError
+    @abstractmethod
+    def backward(self, dy: Shards) -> Shards: ...
 
 
 class Columns(Linear):

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import os
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -14,10 +12,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.pipelining import PipelineStage, ScheduleLoopedBFS
+from torch.nn.functional import mse_loss
 
 import commlayer
 from bench.harness import turns
-from bench.harness.turns import Log
+from bench.harness.turns import Accelerator, Log
 from commlayer.frontend.pipelines.measure import measure
 from commlayer.planner.costs import Costs, Layer, Link
 from commlayer.planner.plan import Choice, Plan
@@ -39,21 +38,6 @@ WARM_UP, STEPS = 2, 3
 UNKNOWN = Costs((Layer(0.0, 0.0, 0.0, 0.0),), Link(1.0))
 
 
-class Computation(torch.autograd.Function):
-    """A layer: time passes, and no core is busy."""
-
-    @staticmethod
-    def forward(ctx: Any, values: Tensor, weight: Tensor, seconds: float) -> Tensor:
-        ctx.size, ctx.seconds = weight.shape, seconds
-        time.sleep(seconds)
-        return values * weight[0]
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
-        time.sleep(2 * ctx.seconds)
-        return gradient.clone(), gradient.mean().expand(ctx.size), None
-
-
 class Sleeper(nn.Module):
     """Layer `number` of the model, on a rank of this speed."""
 
@@ -63,7 +47,8 @@ class Sleeper(nn.Module):
         self.weight = nn.Parameter(torch.ones(KILOBYTES[number] * 250))
 
     def forward(self, values: Tensor) -> Tensor:
-        return Computation.apply(values, self.weight, self.seconds)  # type: ignore[no-any-return,no-untyped-call]
+        computed: Tensor = Accelerator.apply(values, self.seconds)  # type: ignore[no-untyped-call]
+        return computed * self.weight[0]
 
 
 def plan_of(table: dict[str, Any]) -> Plan:
@@ -98,7 +83,7 @@ class Job:
 
     def attach(self, plan: Plan) -> None:
         """Makes the plan's schedule and reductions."""
-        self.schedule: Any = commlayer.pipeline.of_plan(plan, self.stages, _loss)
+        self.schedule: Any = commlayer.pipeline.of_plan(plan, self.stages, mse_loss)
         if self.choice.replicas > 1:
             options = commlayer.pipeline.attach_options(plan)
             self.finish = commlayer.pipeline.attach(self.schedule, self.optimizer, self.dp_group, **options).finish
@@ -112,21 +97,17 @@ class Job:
         self.optimizer.zero_grad()
 
 
-def _loss(output: Tensor, target: Tensor) -> Tensor:
-    return (output - target).square().mean()
-
-
 def train(job: Log, content: Log) -> Log:
     """The log of one job on this rank: seconds of each step and the CPU's busy share, or measured costs."""
     plan = plan_of(job["plan"])
     if job["system"] == COSTS:  # each layer is a stage, and all ranks have speed 1
         measured = Job(plan, 1.0)
-        measured.schedule = ScheduleLoopedBFS(list(measured.stages), plan.choice.microbatches, loss_fn=_loss)
+        measured.schedule = ScheduleLoopedBFS(list(measured.stages), plan.choice.microbatches, loss_fn=mse_loss)
         costs = measure(measured.schedule, measured.step, batches=3, optimizer=measured.optimizer)
         return {"step_s": [0.0], "busy": 0.0, "of_ranks": 0.0, "costs": dataclasses.asdict(costs)}
     running = Job(plan, content["speeds"][int(os.environ["RANK"])])
     running.attach(plan)
-    log = turns.timed(functools.partial(running.step), WARM_UP, STEPS, trace=False)
+    log = turns.timed(running.step, WARM_UP, STEPS, trace=False)
     running.finish()
     dist.barrier()
     return log

@@ -11,6 +11,7 @@ import functools
 import inspect
 import json
 import statistics
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,9 +19,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs_registry
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
-from torchrec.distributed.types import ShardingPlan
+from torchrec.distributed.types import CommOp, ShardingPlan
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
 import commlayer
@@ -31,6 +33,21 @@ FEATURES = ("user", "item", "shop", "day")
 ROWS, WIDTH, BATCH = 256, 64, 512
 VALIDATION = 8
 """Batches of held-out samples per rank."""
+
+
+def torchrecs_own() -> dict[str, Any] | None:
+    """The int8 of torchrec itself."""
+    config = QCommsConfig(forward_precision=CommType.INT8, backward_precision=CommType.INT8)
+    operations = [CommOp.POOLED_EMBEDDINGS_ALL_TO_ALL]
+    found: dict[str, Any] | None = get_qcomm_codecs_registry(config, operations, torch.device("cpu"))
+    return found
+
+
+CODECS: dict[str, Callable[[], dict[str, Any] | None]] = {
+    "none": lambda: None,
+    "torchrec": torchrecs_own,
+    "int8": functools.partial(registry, WIDTH),
+}
 
 
 class Net(nn.Module):
@@ -80,7 +97,7 @@ def batches(seed: int, count: int) -> list[tuple[KeyedJaggedTensor, Tensor]]:
 
 def main() -> None:
     parser = options(__doc__)
-    parser.add_argument("--codec", choices=("none", "int8"), default="none")
+    parser.add_argument("--codec", choices=list(CODECS), default="none")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=200)
     given = parser.parse_args()
@@ -89,7 +106,7 @@ def main() -> None:
     torch.manual_seed(given.seed)
     net = Net()
     apply_optimizer_in_backward(torch.optim.Adagrad, net.tables.parameters(), {"lr": 0.1})
-    sharder = EmbeddingBagCollectionSharder(qcomm_codecs_registry=registry(WIDTH) if given.codec == "int8" else None)
+    sharder = EmbeddingBagCollectionSharder(qcomm_codecs_registry=CODECS[given.codec]())
     shares = {name: table_wise(rank=number % size) for number, name in enumerate(FEATURES)}
     plan = construct_module_sharding_plan(net.tables, shares, sharder, size, size, "cpu")
     model = DistributedModelParallel(

@@ -145,8 +145,10 @@ def search(
         fitted, share = _fitting(costs, choice, choice.room_bytes(memory_bytes or 0.0))
         least = min(least, share)
         if not fitted:
-            of = f"{share:.3g} times the memory" if memory_bytes is None else _of(share, memory_bytes)
-            rejected.append(Rejected(str(choice), f"needs {of}"))
+            needed = f"{share:.3g} times the memory of a rank"
+            if memory_bytes is not None:
+                needed = f"{_gib(share * memory_bytes)} of {_gib(memory_bytes)}"
+            rejected.append(Rejected(str(choice), f"needs {needed}"))
         fitting += fitted
     if not fitting:
         if least == math.inf:
@@ -354,10 +356,6 @@ def _reason(plan: Plan, best: Plan) -> str:
     ]
     _, name, mine, theirs = max(parts)
     return f"{ratio:.2f}x the best: {name} {seconds(mine)} for {seconds(theirs)}"
-
-
-def _of(share: float, memory_bytes: float) -> str:
-    return f"{_gib(share * memory_bytes)} of {_gib(memory_bytes)}"
 
 
 def _gib(size: float) -> str:

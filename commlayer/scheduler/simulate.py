@@ -299,15 +299,8 @@ class _Rank:
         key: Key = ("F" if forward else "B", action.stage, action.microbatch, self.step)
         costs, hosts = self.model.stages[action.stage if forward else action.stage - 1], self.model.network.hosts
         other = self.model.rank_of[action.stage + (1 if forward else -1)]
-        leaves = bool(hosts) and hosts[other] != hosts[self.number]
-        self._transfer(
-            self.model.host_links[hosts[self.number]] if leaves else self.sends,
-            str(action),
-            costs.send_s,
-            (-1,),
-            key,
-            self.model.network.latency_s,
-        )
+        link = self._link_of(self.sends, leaves_host=bool(hosts) and hosts[other] != hosts[self.number])
+        self._transfer(link, str(action), costs.send_s, (-1,), key, self.model.network.latency_s)
 
     def _reduce(self, action: Action) -> None:
         """Reduces by class, in the order of next use: the earlier step, the stage used first, the stage's front bucket.
@@ -320,9 +313,13 @@ class _Rank:
         if seconds == 0:  # one replica: nothing is sent
             self.model.happened.add(key)
             return
-        leaves = any(self.model.network.leaves_host[self.number : self.number + 1])
-        link = self.model.host_links[self.model.network.hosts[self.number]] if leaves else self.reductions
+        network = self.model.network
+        link = self._link_of(self.reductions, leaves_host=bool(network.hosts) and network.leaves_host[self.number])
         self._transfer(link, str(action), seconds, urgency, key, 2 * self.model.network.latency_s)
+
+    def _link_of(self, own: Link, *, leaves_host: bool) -> Link:
+        """The link that a transfer takes: the rank's own one, or that of its host."""
+        return self.model.host_links[self.model.network.hosts[self.number]] if leaves_host else own
 
     def _transfer(
         self, link: Link, name: str, seconds: float, urgency: tuple[int, ...], key: Key, latency_s: float

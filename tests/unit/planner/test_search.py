@@ -19,6 +19,11 @@ from commlayer.scheduler.pipelines import breadth_first, interleaved, one_f_one_
 from commlayer.scheduler.simulate import StageCosts, simulate
 
 GIB = 1 << 30
+LAYERS = st.lists(
+    st.builds(Layer, st.integers(1, 5), st.integers(1, 9), st.integers(0, 40), st.integers(1, 9)),
+    min_size=2,
+    max_size=6,
+)
 
 
 def transformer(layers: int = 16, rate_bps: float = 5e9, activation_bytes: float = GIB / 16) -> Costs:
@@ -122,11 +127,7 @@ def fastest_of_all(layers: list[Layer], link: Link, ranks: int, microbatches: in
 
 @settings(max_examples=20, deadline=None)
 @given(
-    st.lists(
-        st.builds(Layer, st.integers(1, 5), st.integers(1, 9), st.integers(0, 40), st.integers(1, 9)),
-        min_size=2,
-        max_size=6,
-    ),
+    LAYERS,
     st.sampled_from([8.0, 40.0, 400.0]),
     st.sampled_from([(1, 3), (2, 4), (4, 4)]),
 )
@@ -204,11 +205,7 @@ def fastest_on(cluster: Cluster, layers: list[Layer], microbatches: int) -> floa
 
 @settings(max_examples=40, deadline=None)
 @given(
-    st.lists(
-        st.builds(Layer, st.integers(1, 5), st.integers(1, 9), st.integers(0, 40), st.integers(1, 9)),
-        min_size=2,
-        max_size=6,
-    ),
+    LAYERS,
     st.sampled_from([(1, 1), (2, 2), (1, 3), (2, 1), (4,)]),
     st.lists(st.sampled_from([1.0, 2.0, 4.0]), min_size=4, max_size=4),
     st.sampled_from([8.0, 40.0, 400.0]),

@@ -239,6 +239,16 @@ def test_links_of_their_own_do_not_delay_each_other() -> None:
     assert apart.step_s < fifo.step_s
 
 
+@pytest.mark.parametrize(("hosts", "step_s"), [((), 16.0), ((0, 1), 16.0), ((0, 0), 21.0)])
+def test_ranks_of_a_host_take_turns_on_its_link(hosts: tuple[int, ...], step_s: float) -> None:
+    """Stage 1's last backward ends at 7, and stage 0's at 9. Their reductions take 7 each: on two links the second one
+    ends at 9 + 7 = 16, on one link at 7 + 7 + 7 = 21."""
+    stages = [StageCosts(1.0, 2.0, reduce_s=7.0)] * 2
+    network = Network("fifo", hosts=hosts, leaves_host=(True,) * len(hosts))
+    found = simulate(one_f_one_b(2, 2), stages, Reduction("step", 1), network)
+    assert found.step_s == pytest.approx(step_s)
+
+
 def test_weight_halves_run_when_the_order_says_so() -> None:
     """I 0.5, W 1.5 of B 2: rank 1 sends after F 1, F 1, I 0.5 and does its W while rank 0 runs I and W."""
     lists = [
