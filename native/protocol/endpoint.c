@@ -401,7 +401,7 @@ uint32_t cl_endpoint_slowest_us(const struct cl_endpoint *endpoint)
 bool cl_endpoint_peer_silent(const struct cl_endpoint *endpoint, uint16_t peer, uint64_t now_us)
 {
     const struct cl_peer *found = cl_peer_list_find(&endpoint->peers, peer);
-    return found == NULL || !found->alive || (found->heard_us && now_us >= found->heard_us + found->timeout_us);
+    return found == NULL || !found->alive || (found->heard_us && now_us >= cl_peer_lost_us(found));
 }
 
 const struct cl_engine_stats *cl_endpoint_stats(const struct cl_endpoint *endpoint)

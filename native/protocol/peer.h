@@ -16,7 +16,7 @@ enum {
     CL_PEER_TIMEOUT_US = 3000000, /* default: a peer that does not answer a PING for so long is lost */
     CL_PEER_ASK_WAITING = 10,     /* after timeout / 10 of silence, a peer that is waited for gets a PING ... */
     CL_PEER_ASK_IDLE = 3,         /* ... and after timeout / 3 one that a receive from any source may wait for, or that
-                                     has not answered yet */
+                                     has not answered yet; the former then gets one every timeout / 10 */
     CL_PEER_GREETINGS = 10,       /* how often one that nothing waits for is asked until all its paths have answered */
     CL_PEER_HELD_MIN_US = 10000,  /* a held message is tried after this time even without a READY: a safety net */
     CL_PEER_HELD_MAX_US = 200000,

@@ -117,7 +117,8 @@ static void ask(struct cl_endpoint *endpoint, struct cl_peer *peer, uint64_t now
         if (active || !peer->paths[i].rtt.any)
             peer->paths[i].ping = true;
     peer->greetings += !active;
-    peer->next_ping_us = now_us + quiet_us;
+    /* One lost packet is no silence: until the answer comes, a peer that something waits for is asked often. */
+    peer->next_ping_us = now_us + (active ? peer->timeout_us / CL_PEER_ASK_WAITING : quiet_us);
     cl_peer_list_urge(&endpoint->peers, peer);
 }
 

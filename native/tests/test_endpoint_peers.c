@@ -96,6 +96,23 @@ TEST(test_a_wanted_tag_keeps_peers_awake)
     cl_endpoint_unwant(endpoint, 9 | CL_GROUP_P2P, 5);
 }
 
+/* Lost packets are no silence. Nothing but PINGs tells who waits for a wanted tag that its peers live: there used to be
+ * two in a timeout, and a wait at 1 % of loss ended after 40 minutes on average. */
+TEST(test_a_wanted_tag_outlives_lost_pings)
+{
+    SCOPED_NETWORK *network = network_new(2, 1, 200, 150, ROOM, 30);
+    struct cl_endpoint *endpoint = network->hosts[0].endpoint;
+    network_run_until(network, network_now_us(network) + SECOND_US);
+    network_set_noise(network, (struct sim_noise){.loss = 0.1});
+    CHECK(cl_endpoint_want(endpoint, 9 | CL_GROUP_P2P, 5, network_now_us(network)));
+    network_wake(network, 0);
+    for (int i = 0; i < 36000; i++) {
+        CHECK(!cl_endpoint_peer_silent(endpoint, 1, network_now_us(network)));
+        network_run_until(network, network_now_us(network) + SECOND_US / 10);
+    }
+    cl_endpoint_unwant(endpoint, 9 | CL_GROUP_P2P, 5);
+}
+
 /* A process that was stopped for long does not take its peers for lost: it did not hear them. */
 TEST(test_own_sleep_is_no_silence)
 {
