@@ -472,8 +472,15 @@ void sim_check_attack(struct sim_world *world, struct sim_rank *rank)
 
 /* ---- the end ---- */
 
-/* The later of the last call by a live member and the fault, or the last packet of the dead: from then on the clock of
- * the peer timeout runs on every rank. */
+/* A path that begins to lose full packets delays its data by about that much before they leave in fragments
+ * (docs/faults.md): ranks wait for the one behind it first, and only then for the dead. */
+static uint64_t hole_delay_ns(const struct sim_scenario *scenario)
+{
+    return scenario->peer_timeout_us * 1000 / 3 + 200000000;
+}
+
+/* The later of the last call by a live member and the fault, or the last packet of the dead, and the delays of holes:
+ * from then on the clock of the peer timeout runs on every rank. */
 static uint64_t clock_starts_ns(const struct sim_world *world, uint32_t call)
 {
     const struct sim_scenario *scenario = world->scenario;
@@ -492,6 +499,9 @@ static uint64_t clock_starts_ns(const struct sim_world *world, uint32_t call)
         if (counts && until_ns > from_ns)
             from_ns = until_ns;
     }
+    for (uint32_t i = 0; i < scenario->fault_count; i++)
+        if (scenario->faults[i].kind == SIM_FAULT_HOLE)
+            from_ns += hole_delay_ns(scenario);
     return from_ns;
 }
 
