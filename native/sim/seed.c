@@ -191,12 +191,15 @@ static void draw_limits(struct draw *draw)
         scenario->settled_ns = last->at_ns;
     double steps = 2.0 * scenario->world * scenario->call_count;
     double work_ns = 8 * SECOND * (double)scenario->payload_bytes / slowest_bps + steps * (2 * longest_ns + 2 * MS);
-    /* a rank that stays away from a group stays away from all later ones: they may time out one after the other */
+    /* A rank that stays away from a group stays away from all later ones: they may time out one after the other. And a
+     * group that opens after others have closed meets a lost rank again, and waits for it again; twice the peer timeout
+     * where a rank still hears the others (check.c). */
     bool each = scenario->any_source || scenario->story == SIM_STORY_ABSENT;
+    uint64_t lost_us = 2 * (scenario->peer_timeout_us + scenario->peer_timeout_us / 10);
     scenario->limit_ns =
         scenario->settled_ns + (uint64_t)(late_ns + 20 * work_ns + 30 * SECOND) +
         1000 * (scenario->timeout_us < 100000000 ? (each ? scenario->group_count : 1) * scenario->timeout_us
-                                                 : scenario->peer_timeout_us);
+                                                 : scenario->group_count * lost_us);
 }
 
 void sim_seed_draw(struct sim_scenario *scenario, const struct sim_plans *plans, uint64_t seed)
