@@ -409,6 +409,8 @@ static bool seal_by_job(const struct sim_rank *rank, uint8_t *bytes)
     if (!cl_packet_decode(&packet, bytes, rank->specimen_length) || packet.kind == CL_PACKET_ACK)
         return false;
     const struct cl_peer *peer = cl_peer_list_find(&rank->endpoint->peers, packet.source);
+    if (peer == NULL || packet.path >= peer->path_count) /* bits of the specimen were flipped */
+        return false;
     uint64_t number = peer->paths[packet.path].packets.next + 1;
     packet.number = (uint32_t)number;
     cl_packet_encode(&packet, bytes);
