@@ -171,6 +171,23 @@ static void draw_endpoints(struct draw *draw)
     }
 }
 
+/* How often a packet must be sent on average until all its fragments arrive, where a hole (faults.h) makes fragments.
+ */
+static double tries_of_fragments(const struct sim_scenario *scenario)
+{
+    double tries = 1;
+    for (uint32_t i = 0; i < scenario->fault_count; i++) {
+        const struct sim_fault *fault = &scenario->faults[i];
+        if (fault->kind != SIM_FAULT_HOLE)
+            continue;
+        double own = 1, fragments = (double)scenario->datagram_bytes / fault->amount;
+        for (double sent = 0; sent < fragments; sent++)
+            own /= 1 - scenario->noise.loss;
+        tries = own > tries ? own : tries;
+    }
+    return tries;
+}
+
 static void draw_limits(struct draw *draw)
 {
     struct sim_scenario *scenario = draw->scenario;
@@ -190,7 +207,8 @@ static void draw_limits(struct draw *draw)
     if (last->at_ns > scenario->settled_ns)
         scenario->settled_ns = last->at_ns;
     double steps = 2.0 * scenario->world * scenario->call_count;
-    double work_ns = 8 * SECOND * (double)scenario->payload_bytes / slowest_bps + steps * (2 * longest_ns + 2 * MS);
+    double work_ns = tries_of_fragments(scenario) *
+                     (8 * SECOND * (double)scenario->payload_bytes / slowest_bps + steps * (2 * longest_ns + 2 * MS));
     /* A rank that stays away from a group stays away from all later ones: they may time out one after the other. And a
      * group that opens after others have closed meets a lost rank again, and waits for it again; twice the peer timeout
      * where a rank still hears the others (check.c). */
