@@ -310,7 +310,7 @@ static void check_path(struct sim_world *world, struct sim_rank *rank, const str
     bool other = false;
     for (uint16_t i = 0; i < peer->path_count; i++)
         other = other || (!peer->paths[i].dead && !peer->paths[i].paused);
-    if (datagram->message == NULL)
+    if (datagram->message == NULL || continues_packet(datagram))
         return;
     rank->strays += path->paused && other;
     if (rank->strays > STRAYS_MOST * (world->scenario->world + 1))
