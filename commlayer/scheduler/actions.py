@@ -9,8 +9,8 @@ from typing import Any, Literal, NamedTuple, get_args
 from ..config import whole
 from ..errors import ConfigError
 
-Kind = Literal["F", "B", "I", "W", "SEND_F", "SEND_B", "REDUCE", "WAIT", "UPDATE"]
-COMPUTATIONS = ("F", "B", "I", "W")
+Kind = Literal["F", "R", "B", "I", "W", "SEND_F", "SEND_B", "REDUCE", "WAIT", "UPDATE"]
+COMPUTATIONS = ("F", "R", "B", "I", "W")
 FREE = (
     *("UNSHARD", "RESHARD", "RECV_F", "RECV_B", "REDUCE_GRAD"),
     *("WAIT_SEND_F", "WAIT_SEND_B", "WAIT_REDUCE_GRAD"),  # since torch 2.15
@@ -25,12 +25,13 @@ class Action(NamedTuple):
     """One entry of a rank's list."""
 
     kind: Kind
-    """F: forward. B: full backward; I and W: its input and weight halves. SEND_F, SEND_B: output or input gradient to
+    """F: forward. R: the forward again, whose activations the backward needs. B: full backward; I and W: its input and
+    weight halves. SEND_F, SEND_B: output or input gradient to
     the neighbouring stage. REDUCE: start a bucket's reduction. WAIT: until it is done. UPDATE: optimizer step."""
     stage: int
     microbatch: int = 0
     part: int = 0
-    """F, B, I, W: one of `parts` equal parts. REDUCE, WAIT, UPDATE: the bucket, in the order of backward."""
+    """F, R, B, I, W: one of `parts` equal parts. REDUCE, WAIT, UPDATE: the bucket, in the order of backward."""
     parts: int = 1
     steps_ago: int = 0
     """WAIT, UPDATE: the reduction started so many steps before this one. The first steps skip those without."""

@@ -1,15 +1,16 @@
-"""Orders of computations in pipelines: 1F1B, interleaved with any group size, and breadth first (AIAO).
+"""Orders of computations in pipelines: 1F1B, interleaved with any group size, breadth first (AIAO), zero
+bubble and shifted.
 
 `ranks` is p, `microbatches` M, `chunks` v (stages per rank). Rank r holds stages r, r + p, ..., r + (v - 1) p.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from ..config import whole
 from ..errors import ConfigError
-from .actions import Action
+from .actions import Action, Order
 
 
 def one_f_one_b(ranks: int, microbatches: int) -> list[list[Action]]:
@@ -70,6 +71,51 @@ def breadth_first(ranks: int, microbatches: int, chunks: int) -> list[list[Actio
         + [Action("B", rank + chunk * ranks, microbatch) for chunk, microbatch in reversed(passes)]
         for rank in range(ranks)
     ]
+
+
+def zero_bubble(ranks: int, microbatches: int) -> list[list[Action]]:
+    """ZB-H1 (Zero Bubble Pipeline Parallelism, arXiv 2401.10241), as torch's `ScheduleInterleavedZeroBubble` has it for
+    one chunk: 1F1B, where the weight half of a backward fills a gap later.
+
+    Bubble (p - 1)(F + B - 2 W). Rank r keeps p micro-batches.
+    """
+    order = []
+    for rank, actions in enumerate(one_f_one_b(ranks, microbatches)):
+        weights = [Action("W", rank, microbatch) for microbatch in range(microbatches)]
+        found: list[Action] = []
+        for action in actions:
+            found.append(action if action.kind == "F" else action._replace(kind="I"))
+            if action.kind == "B" and action.microbatch >= rank:
+                found.append(weights[action.microbatch - rank])
+        order.append(found + weights[max(microbatches - rank, 0) :])
+    return order
+
+
+def shifted(ranks: int, microbatches: int) -> list[list[Action]]:
+    """Merak's shifted critical path (arXiv 2206.04959): 1F1B with recomputation, for the model alone.
+
+    All ranks but the last repeat each forward (R) before its backward, while its gradient is still on the way. The last
+    has no time to wait, and keeps its only micro-batch. The last but one makes its third forward before its first
+    backward, in the time until that gradient comes, so it keeps a micro-batch more.
+    """
+    _check(ranks, microbatches, 1)
+    order = one_f_one_b(ranks, microbatches)
+    if ranks > 1 and microbatches > 2:
+        order[-2][2:4] = order[-2][3:1:-1]
+    return recomputed(order, range(ranks - 1))
+
+
+def recomputed(order: Order, ranks: Container[int]) -> list[list[Action]]:
+    """`order`, where these ranks repeat each forward (R) right before its backward: R waits for no gradient."""
+    found = []
+    for rank, actions in enumerate(order):
+        repeats = ("B", "I") if rank in ranks else ()
+        pairs = (
+            [action._replace(kind="R"), action] if action.kind in repeats and action.part == 0 else [action]
+            for action in actions
+        )
+        found.append([each for pair in pairs for each in pair])
+    return found
 
 
 def sliced(actions: Sequence[Action], slices: int) -> list[Action]:

@@ -36,6 +36,8 @@ class StageCosts:
     """A full backward (B), or its halves I and W together."""
     weight_s: float | None = None
     """W, the weight half. None: half of `backward_s`."""
+    recompute_s: float | None = None
+    """R, the forward again, which `backward_s` does not include. None: as long as the forward."""
     send_s: float = 0.0
     """Time that one output occupies the link to the next stage. Its gradient occupies the way back as long."""
     reduce_s: float = 0.0
@@ -54,9 +56,10 @@ class StageCosts:
             raise ConfigError(f"weight_s={self.weight_s} exceeds backward_s={self.backward_s}, which includes it")
 
     def compute_s(self, kind: str) -> float:
-        """Seconds of the computation F, B, I or W."""
+        """Seconds of the computation F, R, B, I or W."""
+        again = self.forward_s if self.recompute_s is None else self.recompute_s
         weight = self.backward_s / 2 if self.weight_s is None else self.weight_s
-        return {"F": self.forward_s, "B": self.backward_s, "I": self.backward_s - weight, "W": weight}[kind]
+        return {"F": self.forward_s, "R": again, "B": self.backward_s, "I": self.backward_s - weight, "W": weight}[kind]
 
 
 @dataclass(frozen=True)

@@ -67,8 +67,8 @@ def test_equal_losses_make_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_sums_of_the_parameters_tell_how_alike_runs_are() -> None:
     runs = [{"losses": [1.0], "sum": 3.0}, {"losses": [1.0000001], "sum": 3.0}]
-    assert compare.likeness(runs) == "within 1e-06; parameters bit by bit"
-    assert compare.likeness([*runs, {"losses": [1.0], "sum": 3.1}]) == "within 1e-06"
+    assert compare.likeness(runs, 1e-6) == "within 1e-06; parameters bit by bit"
+    assert compare.likeness([*runs, {"losses": [1.0], "sum": 3.1}], 1e-6) == "within 1e-06"
 
 
 @pytest.mark.parametrize(
