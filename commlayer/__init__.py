@@ -23,6 +23,7 @@ from .errors import (
     UnreachableError,
 )
 from .frontend.elastic.elastic import elastic
+from .frontend.embedding import embedding
 from .frontend.experts import experts
 from .frontend.experts.all_to_all import all_to_all_single, all_to_all_single_autograd
 from .frontend.gradients.ddp import allreduce_hook
@@ -66,6 +67,7 @@ __all__ = [
     "allreduce_hook",
     "compress_fsdp",
     "elastic",
+    "embedding",
     "experts",
     "flight_record",
     "overlap",

@@ -40,6 +40,7 @@ MAY_IMPORT = {
         *("commlayer_environment", "frontend.work", "frontend.device"),
     },
     "frontend.experts": {"errors", "config", "frontend.work", "frontend.group"},
+    "frontend.embedding": {"errors", "config", "frontend.experts"},
     "frontend.gradients": {
         *("errors", "config", "plans", "transport", "telemetry", "scheduler", "compress", "loss"),
         *("frontend.work", "frontend.device", "frontend.group"),
@@ -79,6 +80,7 @@ MAY_IMPORT = {
         *("commlayer_autoload", "errors", "config", "transport", "scheduler", "planner", "compress", "loss"),
         *("frontend.work", "frontend.group", "frontend.gradients", "frontend.local", "frontend.overlap"),
         *("frontend.pipelines", "frontend.tensor_parallel", "frontend.experts", "frontend.elastic", "weights"),
+        "frontend.embedding",
     },
     "torchft": {"errors", "config", "frontend.group"},
     "torchrec": {"errors", "plans", "transport"},
