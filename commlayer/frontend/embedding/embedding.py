@@ -90,7 +90,7 @@ class Remote:
 
     `optimizer`: "sgd", or "adagrad", row-wise. `lr`, its learning rate, is an attribute that may change between steps,
     on all ranks alike. `init` gives the first values of rows, (n, width), from their numbers, (n,); None: normal with a
-    standard deviation of 0.01. A rank keeps 4 bytes for each row of the table, and a home 40.
+    standard deviation of 0.01. A rank keeps 4 bytes for each row of the table, and a home 49.
 
     Raises ConfigError for arguments that make no sense or a name that another table of the group has, and on every rank
     MismatchError if the arguments differ.

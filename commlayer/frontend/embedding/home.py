@@ -75,6 +75,12 @@ class Home:
         """By row: its last known use: step, and place among the rows of that step."""
         self._frequency = np.zeros(count, np.int64)
         self._recalled: list[Rows] = []
+        self._lent = [np.zeros(0, np.int64) for _ in range(size)]
+        """By rank: the rows that it has, each once."""
+        self._used = np.full(count, -1, np.int64)
+        """By row: the last step with orders that used it."""
+        self._flag = np.zeros(count, bool)
+        """All False, but within a call."""
 
     def learn(self, asked: Sequence[Rows]) -> None:
         """The rows that each rank uses in the next step that is not known yet."""
@@ -107,7 +113,7 @@ class Home:
             lacking = rows[(self.holder[rows] != rank) & (early[rank] == ABSENT)]
             found.append(self.records[torch.from_numpy(lacking)])
         alone = uses.user != SHARED
-        self.holder[uses.rows[alone]] = uses.user[alone]
+        self._lend(uses.rows[alone], uses.user[alone])
         return found
 
     def orders(self) -> list[Orders]:
@@ -115,15 +121,16 @@ class Home:
         uses = self._uses[self._step]
         self._next[uses.rows] = uses.next_step
         self._frequency[uses.rows] += 1
+        self._used[uses.rows] = self._step
         leaving = self._leaving(uses)
-        marks = np.where(uses.user == SHARED, GRADIENT, np.where(leaving[uses.rows], RETURN, KEEP)).astype(np.uint8)
-        used = np.zeros(len(self.holder), bool)
-        used[uses.rows] = True
-        others = np.flatnonzero(leaving & ~used)
+        self._flag[leaving] = True
+        marks = np.where(uses.user == SHARED, GRADIENT, np.where(self._flag[uses.rows], RETURN, KEEP)).astype(np.uint8)
+        self._flag[leaving] = False
+        others = np.sort(leaving[self._used[leaving] != self._step])
         after = self._uses.get(self._step + 1)
         comes = np.zeros(0, np.uint8)
         if after is not None:
-            stays = (self.holder[after.rows] == NOBODY) & ~used[after.rows]
+            stays = (self.holder[after.rows] == NOBODY) & (self._used[after.rows] != self._step)
             comes = np.where(stays, np.where(after.user == SHARED, COPY, LENT), ABSENT).astype(np.uint8)
         found = []
         for rank in range(self._size):
@@ -134,7 +141,7 @@ class Home:
             found.append(Orders(of_rank, early, others[self.holder[others] == rank]))
         if after is not None:
             lent = comes == LENT
-            self.holder[after.rows[lent]] = after.user[lent]
+            self._lend(after.rows[lent], after.user[lent])
         return found
 
     def early(self, orders: Sequence[Orders]) -> list[Tensor]:
@@ -155,13 +162,14 @@ class Home:
             self.holder[rows] = NOBODY
             place = np.searchsorted(uses.rows[shared], uses.asked[rank][marks == GRADIENT])
             total.index_add_(0, torch.from_numpy(place), gradients[rank])
+            self._lent[rank] = self._lent[rank][self.holder[self._lent[rank]] == rank]
         summed = torch.from_numpy(uses.rows[shared])
         self.records[summed] = self._rule.changed(self.records[summed], total)
         self._step += 1
 
     def held(self, rank: int) -> Rows:
         """The rows that a rank has."""
-        return np.flatnonzero(self.holder == rank)
+        return np.sort(self._lent[rank])
 
     def forget(self) -> None:
         """All rows are here again, and no use is known."""
@@ -170,18 +178,29 @@ class Home:
         self._step = self._known = 0
         self._next.fill(NEVER)
         self._last.fill(-1)
+        self._used.fill(-1)
+        self._lent = [np.zeros(0, np.int64) for _ in range(self._size)]
 
-    def _leaving(self, uses: _Uses) -> NDArray[np.bool_]:
-        """By row: whether it leaves the rank that has it after this step."""
-        leaving = np.zeros(len(self.holder), bool)
-        recalled = np.concatenate([*self._recalled, np.zeros(0, np.int64)])
-        leaving[recalled] = self.holder[recalled] != NOBODY
-        self._recalled = []
-        leaving[uses.rows] = (uses.user != SHARED) & (uses.next_user != NEVER) & (uses.next_user != uses.user)
+    def _lend(self, rows: Rows, ranks: NDArray[np.int64]) -> None:
+        new = self.holder[rows] != ranks
+        self.holder[rows] = ranks
         for rank in range(self._size):
-            held = np.flatnonzero((self.holder == rank) & ~leaving)
-            if len(held) > self._quota:
+            self._lent[rank] = np.concatenate([self._lent[rank], rows[new & (ranks == rank)]])
+
+    def _leaving(self, uses: _Uses) -> Rows:
+        """The rows, in any order, that leave the rank that has them after this step."""
+        recalled = np.concatenate([*self._recalled, np.zeros(0, np.int64)])
+        recalled = recalled[self.holder[recalled] != NOBODY]
+        self._recalled = []
+        elsewhere = (uses.user != SHARED) & (uses.next_user != NEVER) & (uses.next_user != uses.user)
+        found = [recalled, uses.rows[elsewhere]]
+        gone = np.concatenate(found)
+        self._flag[gone] = True
+        for held in self._lent:
+            kept = held[~self._flag[held]]
+            if len(kept) > self._quota:
                 # Belady's choice: those leave that are needed last. Beyond the known steps, those that are rarely used.
-                need = np.where(self._next[held] < NEVER, self._next[held], 2 * NEVER - self._frequency[held])
-                leaving[held[np.argsort(need, kind="stable")[self._quota :]]] = True
-        return leaving
+                need = np.where(self._next[kept] < NEVER, self._next[kept], 2 * NEVER - self._frequency[kept])
+                found.append(kept[np.argsort(need, kind="stable")[self._quota :]])
+        self._flag[gone] = False
+        return np.concatenate(found)
