@@ -194,6 +194,12 @@ def test_bad_arguments_are_told(rank: int, size: int) -> None:
         with pytest.raises(commlayer.ConfigError, match=told):
             commlayer.embedding.Remote(**{"name": "bad", "rows": 10, "width": 4, "lr": 0.1, **changes})
     table = commlayer.embedding.Remote("good", 10, 4, lr=0.1)
+    with pytest.raises(commlayer.ConfigError, match="lr=-1: use a finite"):
+        table.lr = -1
+    expected: Any = (commlayer.ConfigError, "rows=0") if rank == 0 else (commlayer.MismatchError, "rank 0 of the group")
+    with pytest.raises(expected[0], match=expected[1]):
+        commlayer.embedding.Remote("half", 10 * rank, 4, lr=0.1)
+    commlayer.embedding.Remote("one row", 1, 4, lr=0.1)
     with pytest.raises(commlayer.ConfigError, match="has a table of this name"):
         commlayer.embedding.Remote("good", 10, 4, lr=0.1)
     with pytest.raises(commlayer.ConfigError, match="there is no batch"):

@@ -18,6 +18,7 @@ OPTIONAL = {
     "commlayer.tools.listing": "scapy",
     "commlayer.tools.wireshark": "scapy",
     "commlayer.torchft": "torchft",
+    "commlayer.torchtitan": "torchtitan",
 }
 RANKS = 2
 

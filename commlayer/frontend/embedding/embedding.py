@@ -92,8 +92,8 @@ class Remote:
     on all ranks alike. `init` gives the first values of rows, (n, width), from their numbers, (n,); None: normal with a
     standard deviation of 0.01. A rank keeps 4 bytes for each row of the table, and a home 49.
 
-    Raises ConfigError for arguments that make no sense or a name that another table of the group has, and on every rank
-    MismatchError if the arguments differ.
+    Raises ConfigError for arguments that make no sense or a name that another table of the group has (on the other
+    ranks: MismatchError), and on every rank MismatchError if the arguments differ.
     """
 
     def __init__(
@@ -114,27 +114,28 @@ class Remote:
         self._size, self._rank = self._group.size(), self._group.rank()
         self.name, self.rows, self.width, self.lookahead = name, rows, width, lookahead
         self._who = f"{who(self._group)}: embedding.Remote {name!r}"
-        for label, value, least in (("rows", rows, 1), ("width", width, 1), ("lookahead", lookahead, 1)):
-            if whole(value, 0) < least:
-                raise ConfigError(f"{self._who}: {label}={value!r}: use a whole number of at least {least}")
-        if not 0 <= cache <= 1:
-            raise ConfigError(f"{self._who}: cache={cache!r}: use the share of rows to keep, 0 to 1")
         taken = _names.setdefault(self._group, set())
-        if name in taken:
-            raise ConfigError(f"{self._who}: the group has a table of this name: give each table its own")
-        self._rule = Rule(optimizer, width, lr)
-        self._agree(f"table {name!r} of {rows} x {width}, {self._rule}, cache {cache}, lookahead {lookahead}")
+        fault = "the group has a table of this name: give each table its own" if name in taken else ""
+        for label, value in (("rows", rows), ("width", width), ("lookahead", lookahead)):
+            if whole(value, 0) < 1:
+                fault = f"{label}={value!r}: use a whole number of at least 1"
+        if not 0 <= cache <= 1:
+            fault = f"cache={cache!r}: use the share of rows to keep, 0 to 1"
+        fault = fault or Rule.fault(optimizer, lr)
+        first = torch.empty(0)
+        if not fault:
+            own = torch.arange(self._rank, max(rows, self._rank), self._size)
+            first = torch.randn(len(own), width) * 0.01 if init is None else init(own)
+            if first.shape != (len(own), width):
+                fault = f"init gives {tuple(first.shape)} for {len(own)} rows: give (n, {width})"
+        described = f"{rows} x {width}, {optimizer}, lr {lr}, cache {cache}, lookahead {lookahead}"
+        self._agree(f"table {name!r}: {described}", fault)
         taken.add(name)
         weakref.finalize(self, taken.discard, name)
-        self._home = Home(
-            -(-(rows - self._rank) // self._size), self._size, int(cache * rows) // self._size, self._rule
-        )
-        self._cache = Cache(rows, self._rule.columns)
-        own = torch.arange(self._rank, rows, self._size)
-        first = torch.randn(len(own), width) * 0.01 if init is None else init(own)
-        if first.shape != (len(own), width):
-            raise ConfigError(f"{self._who}: init gives {tuple(first.shape)} for {len(own)} rows: give (n, {width})")
+        self._rule = Rule(optimizer, width, lr)
+        self._home = Home(len(first), self._size, int(cache * rows) // self._size, self._rule)
         self._home.records[:, :width] = first
+        self._cache = Cache(rows, self._rule.columns)
         self._now: _Batch | None = None
         self._orders: list[Orders] = []
         """By rank: those of this home for the current step."""
@@ -149,7 +150,10 @@ class Remote:
 
     @lr.setter
     def lr(self, value: float) -> None:
-        self._rule.lr = dataclasses.replace(self._rule, lr=value).lr
+        fault = Rule.fault(self._rule.optimizer, value)
+        if fault:
+            raise ConfigError(f"{self._who}: {fault}")
+        self._rule.lr = value
 
     def __call__(self, ids: Tensor) -> Tensor:
         """The rows `ids`, of any shape, as (*shape, width) on the CPU. They are rows of the current batch.
@@ -246,11 +250,10 @@ class Remote:
         """Tells the homes about the rank's next batch; None: there is none. Returns None if some rank has none."""
         fault = ""
         if ids is not None:
-            wrong = ids[(ids < 0) | (ids >= self.rows)]
             if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
                 fault = f"ids of {ids.dtype}: give whole numbers"
-            elif wrong.numel():
-                fault = f"row {int(wrong.reshape(-1)[0])} is outside of the table: use 0 to {self.rows - 1}"
+            elif (wrong := ids[(ids < 0) | (ids >= self.rows)]).numel():
+                fault = f"row {int(wrong[0])} is outside of the table: use 0 to {self.rows - 1}"
         own = _Batch(torch.zeros(0, dtype=torch.int64) if ids is None or fault else ids, self._size)
         heard = self._agree(
             f"table {self.name!r} with lr {self.lr}", fault, [(n, int(ids is None)) for n in own.counts]

@@ -9,8 +9,6 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from ...errors import ConfigError
-
 Optimizer = Literal["sgd", "adagrad"]
 
 EPSILON = 1e-8
@@ -21,19 +19,20 @@ class Rule:
     """SGD, `w -= lr g`, or row-wise Adagrad as torchrec's, `s += mean(g^2)`, `w -= lr g / (sqrt(s) + 1e-8)`.
 
     A record is a row with its state behind it: `columns` values of float32.
-
-    Raises ConfigError for an unknown optimizer, or a learning rate that is negative or not finite.
     """
 
     optimizer: Optimizer
     width: int
     lr: float
 
-    def __post_init__(self) -> None:
-        if self.optimizer not in get_args(Optimizer):
-            raise ConfigError(f"optimizer={self.optimizer!r}: use one of {', '.join(get_args(Optimizer))}")
-        if not 0 <= self.lr < math.inf:
-            raise ConfigError(f"lr={self.lr!r}: use a finite number of at least 0")
+    @staticmethod
+    def fault(optimizer: str, lr: float) -> str:
+        """The fault of these arguments, with the remedy; empty: they have none."""
+        if optimizer not in get_args(Optimizer):
+            return f"optimizer={optimizer!r}: use one of {', '.join(get_args(Optimizer))}"
+        if not 0 <= lr < math.inf:
+            return f"lr={lr!r}: use a finite number of at least 0"
+        return ""
 
     @property
     def columns(self) -> int:
