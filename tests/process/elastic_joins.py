@@ -48,6 +48,8 @@ class Plan:
     by_speed: bool = True
     piece_s: float = 0.0
     """Above 0: the state comes in pieces of 4 KiB, one in so many seconds."""
+    waits: bool = False
+    """Steps are long while a process that has asked is no member: all that ask join, also on a busy machine."""
     kept: int = 0
     """Above 0: a process that joins keeps the averages of so many steps, and then makes the others wait."""
 
@@ -117,6 +119,7 @@ def train(rank: int, size: int, plan: Plan) -> Report:
     history: dict[int, list[int]] = {}
     number, joined, end = -1, 0, "done"
     if joins:
+        store.set(f"started {rank}", "")
         store.wait([f"made {plan.joins[rank - SIZE]}"])
         _die_by(plan, rank)
     else:
@@ -129,8 +132,12 @@ def train(rank: int, size: int, plan: Plan) -> Report:
             while sampler.epoch < EPOCHS and not job.left:
                 for share in sampler:
                     step, computing = job.steps, list(sampler.shares)
+                    for newcomer in [SIZE + place for place, at in enumerate(plan.joins) if at == step]:
+                        store.wait([f"started {newcomer}"])  # on a busy machine, later than all steps without this
                     store.set(f"share {step} {computing} {number}", json.dumps(share))
-                    time.sleep(pauses.uniform(0, plan.pause_s))
+                    newcomers = sum(each >= SIZE for each in job.members)
+                    is_awaited = plan.waits and newcomers < sum(at <= step for at in plan.joins)
+                    time.sleep(0.5 if is_awaited else pauses.uniform(0, plan.pause_s))
                     loss_of(model, share).backward()
                     if any(who == rank and step >= at for who, at in plan.leaves):
                         job.leave()

@@ -1,6 +1,7 @@
 """`commlayer.embedding.Remote`: the values of a table without a cache, bit by bit, wherever its rows are."""
 
 import itertools
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -175,6 +176,28 @@ def test_an_embedding_in_a_model(rank: int, size: int) -> None:
         table.step()
         losses.append(loss.item())
     assert sum(losses[-10:]) < 0.7 * sum(losses[:10])
+
+
+@ranks.on(2, ranks.run_job)
+def test_two_tables_read_the_same_batches(rank: int, size: int) -> None:
+    pairs = list(zip(drawn(rank, 5, 40, 15), drawn(rank, 6, 30, 15), strict=True))
+    results = []
+    for together in (True, False):
+        left = commlayer.embedding.Remote("left", 40, WIDTH, lr=0.05, cache=0.3, lookahead=3, init=first)
+        right = commlayer.embedding.Remote("right", 30, WIDTH, lr=0.05, cache=0.3, lookahead=7, init=first)
+        if together:
+            for one, other in commlayer.embedding.ahead(pairs, {left: itemgetter(0), right: itemgetter(1)}):
+                (left(one).sin().sum() + right(other).sin().sum()).backward()
+                left.step()
+                right.step()
+        else:
+            for table, place in ((left, 0), (right, 1)):
+                for pair in table.ahead(pairs, ids=itemgetter(place)):
+                    table(pair[place]).sin().sum().backward()
+                    table.step()
+        results.append([table.state_dict()["records"] for table in (left, right)])
+        del left, right
+    assert all(map(torch.equal, *results))
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {

@@ -15,7 +15,7 @@ import collections
 import dataclasses
 import itertools
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -180,33 +180,8 @@ class Remote:
         self._cache.put(rows, self._rule.changed(self._cache.get(rows), batch.slopes[torch.from_numpy(own)]))
 
     def ahead(self, batches: Iterable[Batch], ids: Callable[[Batch], Tensor]) -> Iterator[Batch]:
-        """The batches, each when its rows are here. `ids(batch)` gives the rows that it uses, whole numbers.
-
-        All ranks of the group go through it. It ends on all ranks after as many batches as the rank with the fewest
-        has; whoever leaves the loop earlier does so on all ranks, and calls `flush`. Rows change only in `step`.
-
-        Raises ConfigError for rows outside of the table (on the other ranks: MismatchError).
-        """
-        if self._now is not None:
-            self.flush()
-        source, read = iter(batches), collections.deque[tuple[Batch, _Batch]]()
-        is_open = True
-        while True:
-            self._end_step()
-            while is_open and len(read) <= self.lookahead:
-                for batch in itertools.islice(source, 1):
-                    rows = self._learn(ids(batch))
-                    is_open = rows is not None
-                    if rows is not None:
-                        read.append((batch, rows))
-                    break
-                else:
-                    is_open = self._learn(None) is not None
-            if not read:
-                self.flush()
-                return
-            self._turn(read[0][1], read[1][1] if len(read) > 1 else None)
-            yield read.popleft()[0]
+        """`embedding.ahead` for this table alone."""
+        return ahead(batches, {self: ids})
 
     def flush(self) -> None:
         """All rows return to their homes. All ranks call it; the end of the loop over `ahead` does."""
@@ -356,3 +331,37 @@ class Remote:
         output = rows.new_empty((sum(received), rows.shape[1]))
         self.counts.sent_bytes += (len(rows) - sent[self._rank]) * rows.shape[1] * rows.element_size()
         return start(output, rows.contiguous(), Route(self._group, sent, received, EXACT), async_op=True), output
+
+
+def ahead(batches: Iterable[Batch], tables: Mapping[Remote, Callable[[Batch], Tensor]]) -> Iterator[Batch]:
+    """The batches, each when its rows are here. `tables[table](batch)` gives the rows that it uses, whole numbers.
+
+    All ranks of the tables' group go through it, with the tables in the same order. It reads ahead as many batches as
+    the table with the smallest `lookahead`. It ends on all ranks after as many batches as the rank with the fewest has;
+    whoever leaves the loop earlier does so on all ranks, and calls `flush` of each table. Rows change only in `step`.
+
+    Raises ConfigError for rows outside of a table (on the other ranks: MismatchError).
+    """
+    for table in tables:
+        if table._now is not None:
+            table.flush()
+    source = iter(batches)
+    read: collections.deque[tuple[Batch, list[_Batch]]] = collections.deque()
+    distance, is_open = min(table.lookahead for table in tables), True
+    while True:
+        for table in tables:
+            table._end_step()
+        while is_open and len(read) <= distance:
+            taken = list(itertools.islice(source, 1))
+            learned = [table._learn(ids(taken[0]) if taken else None) for table, ids in tables.items()]
+            rows = [each for each in learned if each is not None]
+            is_open = len(rows) == len(learned)
+            if is_open:
+                read.append((taken[0], rows))
+        if not read:
+            for table in tables:
+                table.flush()
+            return
+        for place, table in enumerate(tables):
+            table._turn(read[0][1][place], read[1][1][place] if len(read) > 1 else None)
+        yield read.popleft()[0]
