@@ -1,21 +1,31 @@
-"""Shares by speed, and the pause when a process joins: `commlayer.elastic` on this host.
+"""Shares by speed, the pause when a process joins, and that after a death: `commlayer.elastic`.
 
     python -m bench.elastic shares
     python -m bench.elastic join --megabytes 100
-    python -m bench.elastic join --megabytes 10 --mbit 10     each process a host, in namespaces of its own (root)
+    python -m bench.elastic join --mbit 100 --trained 0.02    each process a host, in namespaces of its own (root)
+    python -m bench.elastic kill                              beside torchrun's restart
+    python -m bench.elastic kill --mbit 1000
 
 Computation is a sleep, so that the processes share no core for it. Prints its figures.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 import commlayer
@@ -51,20 +61,39 @@ def shares(rank: int, size: int, by_speed: bool) -> tuple[float, list[int]]:
         return step_s, list(sampler.shares.values())
 
 
-def join(rank: int, size: int, megabytes: float, compute_s: float, steps: int) -> dict[str, Any]:
+def _store(rank: int) -> Any:
+    """The Store of the job: in a network, that of host 0."""
+    if address := os.environ.get("MASTER_ADDR"):
+        return dist.TCPStore(address, int(os.environ["MASTER_PORT"]), None, rank == 0, wait_for_workers=False)
+    return ranks.store()
+
+
+@contextlib.contextmanager
+def _hosts(size: int, mbit: float) -> Iterator[dict[str, Any]]:
+    """Options of `ranks.outcomes` for processes that are hosts with links of this rate; 0: one host."""
+    if not mbit:
+        yield {}
+        return
+    with Network(Scenario(hosts=size, nics=(Link(rate_bps=mbit * 1e6),))) as network:
+        yield {"environ": network.rendezvous(), "places": [network.name(host) for host in range(size)]}
+
+
+def join(rank: int, size: int, megabytes: float, trained: float, compute_s: float, steps: int) -> dict[str, Any]:
     """The times of the steps; of the joiner (the last rank), when it asked and when it was ready."""
     joins = rank == size - 1
-    parameter = nn.Parameter(torch.zeros(int(megabytes * 1e6 / 12)))  # AdamW has two more values for each
+    values = megabytes * 1e6 / 4
+    parameter = nn.Parameter(torch.zeros(int(values * trained / 3)))  # AdamW has two more values for each
     model = nn.Module()
     model.weight = parameter
+    model.frozen = nn.Parameter(torch.zeros(int(values * (1 - trained))), requires_grad=False)
     optimizer = torch.optim.AdamW([parameter])
-    store: Any = ranks.store()
+    store = _store(rank)
     found: dict[str, Any] = {"steps": []}
     if joins:
         store.wait(["asks"])
         found["asked"] = time.time()
     else:
-        ranks.init(rank, size - 1, timeout=timedelta(seconds=120))
+        ranks.init(rank, size - 1, store=store, timeout=timedelta(seconds=120))
     gradient = torch.randn(parameter.shape)
     with commlayer.elastic(model, optimizer, join=store if joins else None) as job:
         sampler = job.sampler(range(12 * steps), 12, by_speed=False)
@@ -85,16 +114,10 @@ def join(rank: int, size: int, megabytes: float, compute_s: float, steps: int) -
     return found
 
 
-def report_join(megabytes: float, mbit: float, compute_s: float, steps: int) -> None:
+def report_join(megabytes: float, trained: float, mbit: float, compute_s: float, steps: int) -> None:
     size = 4
-    if mbit:
-        with Network(Scenario(hosts=size, nics=(Link(rate_bps=mbit * 1e6),))) as network:
-            places = [network.name(host) for host in range(size)]
-            outcomes = ranks.outcomes(
-                join, size, megabytes, compute_s, steps, timeout_s=300, environ=network.rendezvous(), places=places
-            )
-    else:
-        outcomes = ranks.outcomes(join, size, megabytes, compute_s, steps, timeout_s=300)
+    with _hosts(size, mbit) as where:
+        outcomes = ranks.outcomes(join, size, megabytes, trained, compute_s, steps, timeout_s=300, **where)
     errors = [each.error for each in outcomes if each.error]
     if errors:
         raise SystemExit("\n".join(errors))
@@ -110,7 +133,7 @@ def report_join(megabytes: float, mbit: float, compute_s: float, steps: int) -> 
     both = [end - begin for begin, end, _, sharing in first["steps"] if sharing == size]
     usual_s = statistics.median(alone[:-1])
     print(
-        f"state {megabytes:g} MB, {f'{mbit:g} Mbit/s' if mbit else 'one host'}, {compute_s:g} s of computation: "
+        f"state {megabytes:g} MB, {trained:.0%} of it trained, {_place(mbit)}, {compute_s:g} s of computation: "
         f"step before {usual_s:.3f} s; the step with the regrouping took {regrouping - usual_s:.3f} s more; "
         f"while it listened ({len(listening) - 1} steps): median {statistics.median(listening[1:] or [0]):.3f} s; "
         f"afterwards {statistics.median(both[1:]):.3f} s; longest step {pause:.3f} s; "
@@ -119,16 +142,119 @@ def report_join(megabytes: float, mbit: float, compute_s: float, steps: int) -> 
     )
 
 
+def _place(mbit: float) -> str:
+    return f"hosts with {mbit:g} Mbit/s" if mbit else "one host"
+
+
+# ---- a death ----
+
+
+def kill(rank: int, size: int, compute_s: float, steps: int) -> tuple[float, list[float]]:
+    """The last rank dies after half of the steps. When it died, and when each step was made here."""
+    store = _store(rank)
+    ranks.init(rank, size, store=store)
+    model = nn.Linear(1000, 1000)
+    made = []
+    with commlayer.elastic(model, torch.optim.AdamW(model.parameters())) as job:
+        for _ in job.batches(range(steps)):
+            time.sleep(compute_s)
+            model(torch.ones(1, 1000)).sum().backward()
+            if job.steps == steps // 2 and rank == size - 1:
+                store.set("died", str(time.time()))
+                os.kill(os.getpid(), signal.SIGKILL)
+            job.step()
+            made.append(time.time())
+    return float(store.get("died")), made
+
+
+RESTARTED = """
+import os, signal, sys, time, torch, torch.distributed as dist
+from pathlib import Path
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+folder, steps, compute_s = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
+torch.set_num_threads(1)
+dist.init_process_group("commlayer")
+rank, size = dist.get_rank(), dist.get_world_size()
+model = DistributedDataParallel(nn.Linear(1000, 1000))
+optimizer = torch.optim.AdamW(model.parameters())
+kept, died, first = folder / "state", folder / "died", 0
+if kept.exists():
+    state = torch.load(kept)
+    first = state["step"]
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+for step in range(first, steps):
+    time.sleep(compute_s)
+    optimizer.zero_grad()
+    model(torch.ones(1, 1000)).sum().backward()
+    if step == steps // 2 and rank == size - 1 and not died.exists():
+        died.write_text(str(time.time()))
+        os.kill(os.getpid(), signal.SIGKILL)
+    optimizer.step()
+    if died.exists() and first:
+        (folder / f"made {rank}").write_text(str(time.time()))
+        break
+    if rank == 0:
+        state = {"step": step + 1, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
+        torch.save(state, folder / "next")
+        os.replace(folder / "next", kept)
+dist.destroy_process_group()
+"""
+"""The same job with DDP under torchrun, which starts all ranks again; each step is kept in a file. On commlayer: gloo's
+ranks find the addresses of their former life in the agent's Store, and end."""
+
+
+def restart_s(size: int, compute_s: float, steps: int) -> float:
+    """Seconds from the death to the end of the next step of all ranks, restarted by torchrun on one host."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "job.py").write_text(RESTARTED)
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}"]
+        command += ["--max-restarts=1", "--monitor-interval=0.1", str(folder / "job.py")]
+        environ = ranks.script_environ(OMP_NUM_THREADS="1")
+        given = [name, str(steps), str(compute_s)]
+        subprocess.run([*command, *given], env=environ, capture_output=True, timeout=300, check=True)
+        made = [float((folder / f"made {rank}").read_text()) for rank in range(size)]
+        return max(made) - float((folder / "died").read_text())
+
+
+def report_kill(mbit: float, compute_s: float, steps: int, rounds: int) -> None:
+    size, found = 4, dict[str, list[float]](elastic=[], torchrun=[])
+    timeout_s = commlayer.Config().peer_timeout_s if mbit else 0.0
+    for _ in range(rounds):
+        with _hosts(size, mbit) as where:
+            ended = ranks.outcomes(kill, size, compute_s, steps, timeout_s=300, **where)
+        errors = [each.error for each in ended[:-1] if each.error]
+        if errors:
+            raise SystemExit("\n".join(errors))
+        died, _ = ended[0].result
+        found["elastic"].append(max(min(at for at in each.result[1] if at > died) for each in ended[:-1]) - died)
+        if not mbit:
+            found["torchrun"].append(restart_s(size, compute_s, steps))
+    for name, times_s in found.items():
+        if times_s:
+            print(
+                f"{name}, {_place(mbit)}, {compute_s:g} s of computation, one of {size} killed: next step "
+                f"{statistics.median(times_s) - timeout_s:.2f} s after {'the peer timeout' if mbit else 'the death'} "
+                f"(median of {len(times_s)}; {min(times_s) - timeout_s:.2f} to {max(times_s) - timeout_s:.2f})"
+            )
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = options(__doc__)
-    parser.add_argument("case", choices=["shares", "join"])
+    parser = options(__doc__, rounds=5)
+    parser.add_argument("case", choices=["shares", "join", "kill"])
     parser.add_argument("--megabytes", type=float, default=100.0, help="size of the state")
+    parser.add_argument("--trained", type=float, default=1.0, help="share of the state that is trained")
     parser.add_argument("--mbit", type=float, default=0.0, help="rate of each link; 0: one host")
     parser.add_argument("--compute", type=float, default=0.3, help="seconds of computation in a step")
     parser.add_argument("--steps", type=int, default=200, help="most steps")
     given = parser.parse_args(arguments)
     if given.case == "join":
-        report_join(given.megabytes, given.mbit, given.compute, given.steps)
+        report_join(given.megabytes, given.trained, given.mbit, given.compute, given.steps)
+        return
+    if given.case == "kill":
+        report_kill(given.mbit, 0.05, 40, given.rounds)
         return
     equal, by_speed = (ranks.run(shares, len(SLOWNESS), each) for each in (False, True))
     slowest = [max(step_s for step_s, _ in each) for each in (equal, by_speed)]

@@ -53,7 +53,9 @@ check_present: ContextVar[Callable[[], None] | None] = ContextVar("commlayer.pre
 """Raises a CommError once a rank is known to have died while the ranks of a new group meet; None: nobody looks."""
 
 PRESENT_S = 0.02
-"""Pause between two such looks."""
+"""Longest pause between two such looks; the first one is SOON_S, and each is twice as long as the one before."""
+
+SOON_S = 0.0005
 
 
 class Rendezvous:
@@ -189,12 +191,13 @@ class Rendezvous:
     def _came(self, keys: list[str], seconds: float) -> bool:
         """Waits for the keys; False if some did not come."""
         if (check := check_present.get()) is not None:
-            end = time.monotonic() + seconds
+            end, pause_s = time.monotonic() + seconds, SOON_S
             while not self.store.check(keys):
                 check()
                 if time.monotonic() >= end:
                     return False
-                time.sleep(PRESENT_S)
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, PRESENT_S)
             return True
         try:
             self.store.wait(keys, timedelta(seconds=seconds))

@@ -2,6 +2,9 @@
 
 On this host the kernel tells the end of a process. Of other hosts, each process writes a number into the Store that
 grows; one that stands still for the peer timeout is taken for dead. Processes have the numbers that the caller gives.
+
+Each process watches one of another host all the time, and tells the others through the Store when that one falls
+silent. So they know it when their own timeout ends: who only begins to look then needs as long again.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ class Pulse:
         self._ended: set[int] = set()
         self._beats: dict[int, tuple[str, float]] = {}
         self._distant: set[int] = set()
+        self._watched: dict[int, tuple[str, float]] = {}
         self._host = places[own][0]
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="commlayer-pulse", daemon=True)
@@ -69,12 +73,29 @@ class Pulse:
         return {rank for rank in watched if rank in self._ended or (rank in self._distant and self._is_silent(rank))}
 
     def _is_silent(self, number: int) -> bool:
-        beat = self._store.get(str(number)).decode() if self._store.check([str(number)]) else ""
-        last, since_s = self._beats.get(number, (None, 0.0))
+        beat = _read(self._store, str(number))
+        told = beat != "" and _read(self._store, f"silent {number}") == beat
+        return told or self._stands_still(self._beats, number, beat)
+
+    def _stands_still(self, beats: dict[int, tuple[str, float]], number: int, beat: str) -> bool:
+        last, since_s = beats.get(number, (None, 0.0))
         if last != beat:
-            self._beats[number] = beat, time.monotonic()
+            beats[number] = beat, time.monotonic()
             return False
         return time.monotonic() - since_s > self._timeout_s
+
+    def _watch(self, store: Any) -> None:
+        """Looks at one process of another host: the next one by number, after as many as this host has, that is not
+        known to be silent."""
+        here = [self._own, *self._descriptors, *self._ended]
+        order = sorted([*here, *self._distant])
+        place = order.index(self._own) + len(here)
+        for number in [*order[place % len(order) :], *order[: place % len(order)]]:
+            if number in self._distant:
+                beat = _read(store, str(number))
+                if not beat or not self._stands_still(self._watched, number, beat):
+                    return
+                store.set(f"silent {number}", beat)
 
     def close(self) -> None:
         """Ends the thread, and frees the descriptors. Idempotent."""
@@ -90,3 +111,9 @@ class Pulse:
             while not self._stopped.wait(BEAT_S):
                 count += 1
                 store.set(str(self._own), str(count))
+                self._watch(store)
+
+
+def _read(store: Any, key: str) -> str:
+    """Its value in the Store; empty: there is none."""
+    return store.get(key).decode() if store.check([key]) else ""

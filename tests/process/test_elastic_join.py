@@ -202,6 +202,100 @@ def test_a_process_that_fails_while_it_joins_and_lives_on_stops_nobody(fault: st
     assert said in ended[2].result
 
 
+def _differs(rank: int, size: int, fault: str) -> tuple[str, int, int]:
+    """Rank 3 joins with another schedule, or rank 1 changes its learning rate by itself."""
+    store: Any = ranks.store()
+    joins = rank == 3
+    if joins:
+        store.wait(["stepped"])
+    else:
+        ranks.init(rank, 3)
+    torch.manual_seed(rank if joins else 0)
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    base = 0.7 if joins and fault == "schedule" else 0.9
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: base**epoch)
+    error = ""
+    job = commlayer.elastic(model, optimizer, schedule=schedule, join=store if joins else None)
+    try:
+        with job:
+            sampler = job.sampler(range(16), 8, by_speed=False)
+            while sampler.epoch < 40:
+                for share in sampler:
+                    time.sleep(0.02)
+                    if job.steps == 10 and rank == 1 and fault == "rate":
+                        optimizer.param_groups[0]["lr"] = 0.5
+                    model(torch.ones(len(share), 4)).sum().backward()
+                    job.step()
+                    store.set("stepped", "")
+    except commlayer.MismatchError as caught:
+        error = str(caught)
+    return error, job.steps, hash(tuple(model.weight.detach().flatten().tolist()))
+
+
+@pytest.mark.parametrize(
+    ("fault", "culprit", "said"), [("schedule", 3, "'lr': "), ("rate", 1, r"\(here: .*'lr': 0\.5,")], ids=str
+)
+def test_a_rank_that_would_step_otherwise_is_left_behind(fault: str, culprit: int, said: str) -> None:
+    ended = ranks.outcomes(_differs, 4 if culprit == 3 else 3, fault)
+    assert [each.error for each in ended] == [None] * len(ended)
+    found = [each.result for each in ended]
+    assert re.search(rf"rank\(s\) {culprit} of the job have other hyperparameters .*{said}", found[culprit][0]), found
+    others = [each for rank, each in enumerate(found) if rank != culprit]
+    assert {each[:2] for each in others} == {("", 80)}
+    assert len({each[2] for each in others}) == 1
+
+
+def _last_leaves(rank: int, size: int) -> tuple[int, int, str]:
+    """Rank 1 joins; rank 0 is asked to leave at once, long before its state has travelled."""
+    elastic_joins.slow(0.05)
+    store: Any = ranks.store()
+    model, optimizer, schedule = build(rank)
+    if rank == 1:
+        store.set("started", "")
+    else:
+        ranks.init(0, 1)
+        store.wait(["started"])
+    with commlayer.elastic(model, optimizer, schedule=schedule, join=store if rank == 1 else None) as job:
+        sampler = job.sampler(range(64), 16)
+        while sampler.epoch < 60 and not job.left:
+            for share in sampler:
+                time.sleep(0.02)
+                loss_of(model, share).backward()
+                if len(job.members) == 2:
+                    job.leave() if rank == 0 else None
+                if rank == 1 and job.members == [1]:
+                    return job.steps, sampler.epoch, ""
+                job.step()
+    return job.steps, sampler.epoch, elastic_joins.digest_of(model, optimizer, schedule)
+
+
+def test_the_last_rank_with_the_state_leaves_once_another_has_it() -> None:
+    ended = ranks.outcomes(_last_leaves, 2)
+    assert [each.error for each in ended] == [None, None]
+    assert 3 < ended[0].result[0] <= ended[1].result[0]
+
+
+def _dies_within_sampler(rank: int, size: int) -> tuple[int, list[int]]:
+    ranks.init(rank, size)
+    model = nn.Linear(4, 2)
+    with commlayer.elastic(model, torch.optim.SGD(model.parameters(), lr=0.1)) as job:
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        sampler = job.sampler(range(8), 4)
+        while sampler.epoch < 2:
+            for share in sampler:
+                model(torch.ones(len(share), 4)).sum().backward()
+                job.step()
+    return job.steps, job.members
+
+
+def test_a_death_before_the_sampler_is_one_within_the_first_step() -> None:
+    ended = ranks.outcomes(_dies_within_sampler, 3)
+    assert [ended[rank].error for rank in (0, 2)] == [None, None]
+    assert [ended[rank].result for rank in (0, 2)] == [(4, [0, 2])] * 2
+
+
 @ranks.on(2)
 def test_calls_that_make_no_sense(rank: int, size: int) -> None:
     model = nn.Linear(2, 1)

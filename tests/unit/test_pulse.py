@@ -66,3 +66,19 @@ def test_a_process_of_another_host_that_does_not_beat_is_dead_after_the_timeout(
     assert time.monotonic() - begin > 0.3
     ends[0].close()
     assert not [thread for thread in threading.enumerate() if thread.name == "commlayer-pulse"]
+
+
+def test_a_process_that_is_watched_is_known_to_be_silent_before_anybody_asks() -> None:
+    store = Shared()
+    places = {number: (f"host {number}", 1) for number in range(4)}
+    ends = [Pulse(store, number, places, timeout_s=0.5) for number in range(4)]
+    until(lambda: store.check(["0", "1", "2", "3"]))
+    assert ends[0].dead([1, 2, 3]) == set()
+    for number in (1, 2):  # 0 watches 1, and then 2, which 1 would watch
+        ends[number].close()
+    until(lambda: store.check(["silent 1", "silent 2"]))
+    assert ends[3].dead([0, 1, 2]) == {1, 2}  # the first time that it looks
+    store.set("2", "it goes on")
+    assert ends[3].dead([0, 1, 2]) == {1}
+    for each in (ends[0], ends[3]):
+        each.close()

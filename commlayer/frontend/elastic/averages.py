@@ -25,6 +25,10 @@ class Told(NamedTuple):
     """Above 0: it has listened so far, and has the state now."""
     invites: float = 0.0
     """Above 0: processes join after this step."""
+    settings: float = 0.0
+    """A checksum of the optimizer's hyperparameters; 0: it listens."""
+    state: float = 0.0
+    """A checksum of its state before this step; 0: nobody has just got one."""
 
 
 class Averages:

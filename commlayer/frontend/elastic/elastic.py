@@ -39,7 +39,7 @@ from ...transport.log import log
 from .averages import Averages
 from .membership import ExcludedError, Membership
 from .newcomers import difference
-from .replica import Replica
+from .replica import DifferingError, Replica
 from .sampler import Sampler
 from .state import State
 from .suited import check_model, check_stepped, check_world, size_of
@@ -168,10 +168,10 @@ class Job:
         if self._store is not None:
             self._join(self._store, settings)
             return sampler
-        told: list[Any] = [None] * len(self.members)
-        dist.all_gather_object(told, settings)
-        for number, theirs in zip(self.members, told, strict=True):
-            if text := difference(told[0], theirs, f"on rank {self.members[0]}", f"on rank {number}"):
+        told = self._membership.world.tell("sampler", settings)
+        first = next(iter(told))
+        for number, theirs in told.items():
+            if text := difference(told[first], theirs, f"on rank {first}", f"on rank {number}"):
                 raise ConfigError(f"job.sampler(): {text}; use the same on all ranks")
         self._membership.open(settings)
         return sampler
@@ -195,6 +195,12 @@ class Job:
             goes_on = not replica.listening or self._ask_all(is_step=not replica.is_listening)
             invites = goes_on and self._membership.invite()
             heard = replica.average(world, weight, leaves=self._membership.leaves, invites=invites) if goes_on else {}
+        except DifferingError as error:
+            if world.own in error.members:
+                self._membership.withdraw()
+                raise
+            log.error("rank %d goes on without rank(s) %s: %s", self.number, sorted(error.members), error)
+            self._membership.regroup(error.members)
         except (MismatchError, ConfigError):
             raise
         except CommError as error:
@@ -204,7 +210,7 @@ class Job:
         else:
             if not goes_on:
                 self._close(is_told=True)
-            leavers = [member for member, each in heard.items() if each.leaves > 0]
+            leavers = self._leavers([member for member, each in heard.items() if each.leaves > 0])
             if leavers or any(each.invites > 0 for each in heard.values()):
                 self._membership.regroup(leavers)
         if not self._membership.has_left and len(self._membership.computing) < self._min_size:
@@ -213,6 +219,14 @@ class Job:
         self._is_over = self._membership.has_left
         self._done = self._membership.has_left or replica.made >= attempted
         return replica.made >= attempted
+
+    def _leavers(self, asking: list[int]) -> list[int]:
+        """Those that leave now. One that has the state stays until one that will not leave has it."""
+        computing = set(self._membership.computing)
+        awaiting = self._replica.listening - set(asking)
+        return (
+            asking if not awaiting or computing - set(asking) else [each for each in asking if each != min(computing)]
+        )
 
     # ---- what a sampler needs (`sampler.Loop`) ----
 

@@ -16,11 +16,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ...errors import CommError
+from ...errors import CommError, MismatchError
 from ...transport.log import log
 from .averages import Averages, Told
+from .differing import differing
+from .packing import Packing
 from .sampler import Sampler
-from .state import State
+from .state import State, checksum
 from .transfer import Receiving, Sending
 from .world import World
 
@@ -34,6 +36,14 @@ PAUSE_S = 0.001
 
 REPLAYS = 2
 """The least steps that it makes up in one of the others, so that it catches up with them."""
+
+
+class DifferingError(MismatchError):
+    """Some members would go on otherwise than the rest. The step is not made, by nobody."""
+
+    def __init__(self, text: str, members: set[int]) -> None:
+        super().__init__(text)
+        self.members = members
 
 
 class Replica:
@@ -54,6 +64,10 @@ class Replica:
         self._receiving: Receiving | None = None
         self._source = -1
         self._sendings: dict[int, Sending] = {}
+        self._packing: Packing | None = None
+        """The latest state that this rank gives: it must be whole before the next step changes it."""
+        self._compares = False
+        """In the next average, the members compare their states."""
 
     def listen(self) -> None:
         """This rank lacks the state."""
@@ -79,12 +93,15 @@ class Replica:
         return 1.0 if self.sampler is None else self.sampler.take(ranks)
 
     def average(self, world: World, weight: float, *, leaves: bool, invites: bool) -> dict[int, Told]:
-        """Makes a step with all members; returns what each one has told."""
+        """Makes a step with all members; returns what each one has told. Raises DifferingError if some of them have
+        other hyperparameters or another state than the rest."""
         size, place = len(world.members), world.members.index(world.own)
         self._pump()
         holds = self.is_listening and self.holds
         speed = 0.0 if self.sampler is None or self.is_listening else self.sampler.speed
-        told = Told(float(leaves), speed, float(holds), float(invites))
+        settings = 0 if self.is_listening else checksum(self._state.hyperparameters())
+        state = checksum(self._state.sums()) if self._compares and not self.is_listening else 0
+        told = Told(float(leaves), speed, float(holds), float(invites), settings, state)
         averages = self._gradients.contribution(weight, place, size, told)
         if self.is_listening or self._sendings:
             work: Any = dist.all_reduce(averages, op=dist.ReduceOp.AVG, async_op=True)
@@ -96,14 +113,32 @@ class Replica:
         else:
             dist.all_reduce(averages, op=dist.ReduceOp.AVG)
         heard = dict(zip(world.members, self._gradients.told(averages, size), strict=True))
+        self._check(world.own, heard)
         if holds:
             self._waiting = self._receiving = None
         self._apply(averages[: self._gradients.size])
         if self.sampler is not None:
             self.sampler.advance({each: heard[each].speed for each in self.computing(world.members)})
-        self.listening -= {each for each in world.members if heard[each].holds > 0}
+        ready = {each for each in world.members if heard[each].holds > 0}
+        self.listening -= ready
+        self._compares = bool(ready)
         self._sendings = {to: each for to, each in self._sendings.items() if to in self.listening}
         return heard
+
+    def _check(self, own: int, heard: Mapping[int, Told]) -> None:
+        """Raises DifferingError if not all that compute have the same."""
+        for kind, told in (
+            ("hyperparameters of the optimizer", {each: told.settings for each, told in heard.items()}),
+            ("state", {each: told.state for each, told in heard.items()}),
+        ):
+            if members := differing({each: round(value) for each, value in told.items() if value > 0}):
+                ours = self._state.hyperparameters() if kind.startswith("hyper") else self._state.sums()
+                raise DifferingError(
+                    f"rank {own}: rank(s) {', '.join(map(str, sorted(members)))} of the job have other {kind} than the "
+                    f"rest before step {self.made + 1} (here: {ours}); all must step alike: give the same schedule to "
+                    f"elastic() on all of them, and change learning rates by nothing else",
+                    members,
+                )
 
     def computing(self, members: Collection[int]) -> list[int]:
         """Those of the members that take a share of the batch."""
@@ -118,8 +153,14 @@ class Replica:
             self._waiting.append(averages)
 
     def _step(self, averages: Tensor) -> None:
+        self._finish_packing()
         self._gradients.put(averages)
         self._state.step()
+
+    def _finish_packing(self) -> None:
+        if self._packing is not None:
+            self._packing.packed()
+            self._packing = None
 
     # ---- a rank that listens ----
 
@@ -190,14 +231,16 @@ class Replica:
         if self.sampler is not None:
             self.sampler.load(reports[leader]["sampler"])
         told = dict(zip(world.members, reports, strict=True))
-        self.listening = {each for each in world.members if not told[each]["holds"]}
+        listening = {each for each in world.members if not told[each]["holds"]}
+        self._compares = bool(self.listening.intersection(world.members) - listening)
+        self.listening = listening
         self._match(world, told)
 
     def _match(self, world: World, reports: Mapping[int, Mapping[str, Any]]) -> None:
         """Each member that listens gets the state from one that computes: the same as before, where that is there."""
         computing = self.computing(world.members)
         sendings, self._sendings = self._sendings, {}
-        packed: Tensor | None = None
+        packing: Packing | None = None
         for count, member in enumerate(sorted(self.listening) if computing else ()):
             source, serial, received = reports[member]["receives"] or (-1, -1, 0)
             is_new = source not in computing or reports[source]["sends"].get(member) != serial
@@ -205,8 +248,10 @@ class Replica:
                 source, received = computing[count % len(computing)], 0
             if world.own == source:
                 if is_new:
-                    packed = self._state.pack() if packed is None else packed
-                    sendings[member] = Sending(packed, world.generation)
+                    if packing is None:
+                        self._finish_packing()  # an earlier one
+                        self._packing = packing = self._state.pack()
+                    sendings[member] = Sending(packing, world.generation)
                 self._sendings[member] = sendings[member]
                 sendings[member].resume(world.members.index(member), received)
             elif world.own == member:

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..work.context import labelled, priority
+from .packing import Packing
 
 LEAST_CLASS = 7
 
@@ -29,9 +30,10 @@ TAG = 1 << 29
 class Sending:
     """A state that leaves for a member. `serial`: the number of the transfer, the same at both ends."""
 
-    def __init__(self, state: Tensor, serial: int) -> None:
+    def __init__(self, state: Packing, serial: int) -> None:
         self.serial = serial
-        self._pieces = [torch.tensor([state.numel()]), *state.split(PIECE_BYTES)]
+        self._state = state
+        self._pieces: list[Tensor] = []
         self._next = 0
         self._works: deque[Any] = deque()
         self._to = 0
@@ -43,6 +45,11 @@ class Sending:
 
     def pump(self) -> None:
         """Starts what may be in flight. Raises the errors of messages."""
+        if not self._pieces:
+            if not self._state.is_done:
+                return
+            packed = self._state.packed()
+            self._pieces = [torch.tensor([packed.numel()]), *packed.split(PIECE_BYTES)]
         _settle(self._works)
         with priority(LEAST_CLASS), labelled("state for a rank that joins"):
             while self._next < len(self._pieces) and len(self._works) < IN_FLIGHT:

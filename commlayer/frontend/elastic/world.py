@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import os
 import secrets
+import time
 from collections.abc import Collection
 from datetime import timedelta
 from typing import Any
@@ -14,11 +16,11 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from ...config import Policy
-from ...errors import PeerLostError
+from ...errors import OperationTimeoutError, PeerLostError
 from ...transport.bootstrap import check_present, root_of
 from ...transport.native import host_key
 from ...transport.pulse import Pulse
-from ...transport.survivors import BEGUN, Survivors, Verdict
+from ...transport.survivors import BEGUN, PAUSE_S, Survivors, Verdict
 from ..group.backend import CommProcessGroup
 from ..group.options import Options
 
@@ -81,6 +83,29 @@ class World:
     def dead(self, watched: Collection[int]) -> set[int]:
         """Those that have ended, or are silent."""
         return self.pulse.dead(watched)
+
+    def tell(self, part: str, value: Any) -> dict[int, Any]:
+        """Tells `value` to the other members that live, and returns theirs, by member, as JSON has it. All call.
+
+        Values that are alike are read once. Raises OperationTimeoutError, which names who has not come.
+        """
+        store, text, end_s = self.store(part), json.dumps(value), time.monotonic() + self.timeout_s
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        store.set(f"{self.own} whole", text)
+        store.set(f"{self.own}", digest)
+        found, awaited = {}, set(self.members)
+        while awaited:
+            for member in sorted(awaited):
+                if store.check([f"{member}"]):
+                    theirs = store.get(f"{member}").decode()
+                    found[member] = json.loads(text if theirs == digest else store.get(f"{member} whole"))
+            awaited -= {*found, *self.dead(awaited - {*found})}
+            if awaited and time.monotonic() > end_s:
+                late = ", ".join(map(str, sorted(awaited)))
+                raise OperationTimeoutError(f"rank {self.own}: rank(s) {late} did not come within {self.timeout_s:g} s")
+            if awaited:
+                time.sleep(PAUSE_S)
+        return dict(sorted(found.items()))
 
     # ---- the next WORLD ----
 

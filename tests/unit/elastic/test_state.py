@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from commlayer.errors import ConfigError
 from commlayer.frontend.elastic.newcomers import difference
-from commlayer.frontend.elastic.state import State
+from commlayer.frontend.elastic.state import State, checksum
 
 
 def build(seed: int, momentum: float = 0.9) -> tuple[nn.Module, torch.optim.Optimizer, Any]:
@@ -38,7 +38,7 @@ def test_a_state_goes_on_elsewhere() -> None:
     states = State(*one), State(*other)
     assert difference(states[0].settings(), states[1].settings(), "here", "there") == ""
     steps(one[0], states[0], 4)
-    packed = states[0].pack()
+    packed = states[0].pack().packed()
     steps(other[0], states[1], 1)  # it has a state of its own
     states[1].load(packed)
     for (model, optimizer, schedule), state in ((one, states[0]), (other, states[1])):
@@ -97,3 +97,43 @@ def test_parameters_in_another_order_differ() -> None:
     )
     told = difference(one.settings(), other.settings(), "here", "there")
     assert told.startswith("the order of the parameters is ['a.weight'"), told
+
+
+class Halved(torch.optim.Optimizer):
+    """Keeps its state in 16 bits."""
+
+    def step(self, _closure: Any = None) -> None:  # type: ignore[override]
+        with torch.no_grad():
+            for each in self.param_groups[0]["params"]:
+                moment = self.state[each].setdefault("moment", torch.zeros_like(each, dtype=torch.bfloat16))
+                moment.mul_(0.9).add_(each.grad.bfloat16())
+                each.sub_(0.01 * moment.float())
+
+
+def test_a_state_of_another_type_than_its_parameter_keeps_it() -> None:
+    models = [build(seed)[0] for seed in (1, 2)]
+    states = [State(model, Halved(model.parameters(), {}), None) for model in models]
+    steps(models[0], states[0], 2)
+    states[1].load(states[0].pack().packed())
+    assert states[0].sums() == states[1].sums()
+    for model, state in zip(models, states, strict=True):
+        steps(model, state, 3)
+    assert all(torch.equal(*each) for each in zip(*map(tensors, models), strict=True))
+    assert {each["moment"].dtype for each in states[1]._optimizer.state.values()} == {torch.bfloat16}
+
+
+def test_sums_tell_parameters_and_the_optimizers_state_apart() -> None:
+    found = []
+    for seed, momentum, count in ((1, 0.9, 3), (1, 0.9, 3), (2, 0.9, 3), (1, 0.8, 1), (1, 0.8, 2)):
+        model, optimizer, schedule = build(seed, momentum)
+        state = State(model, optimizer, schedule)
+        steps(model, state, count)
+        found.append((state.sums(), state.hyperparameters()))
+    assert found[0] == found[1]
+    assert len({sums for sums, _ in found}) == 4
+    assert found[0][1] != found[2][1]
+    assert "'lr': 0.05, 'momentum': 0.9" in found[0][1]
+    with torch.no_grad():
+        next(model.parameters()).view(-1)[0] += 1e-6
+    assert state.sums() != found[4][0]
+    assert 0 < checksum(state.sums()) <= 1 << 16

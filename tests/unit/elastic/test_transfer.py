@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from commlayer.frontend.elastic import transfer
+from commlayer.frontend.elastic.packing import Packing, unpack
 from commlayer.frontend.elastic.transfer import Receiving, Sending
 
 
@@ -51,7 +52,9 @@ def test_a_state_arrives_through_several_worlds(seed: int, monkeypatch: pytest.M
     monkeypatch.setattr(transfer, "PIECE_BYTES", 100)
     monkeypatch.setattr(transfer, "IN_FLIGHT", draw.choice([1, 3, 32]))
     state = torch.randint(0, 256, (draw.randrange(1, 1000),), dtype=torch.uint8)
-    sending, receiving = Sending(state, 7), Receiving(7)
+    packing = Packing({"tensor": state})
+    packing.packed()
+    sending, receiving = Sending(packing, 7), Receiving(7)
     found: Any = None
     received = []
     for life in range(100):
@@ -66,5 +69,5 @@ def test_a_state_arrives_through_several_worlds(seed: int, monkeypatch: pytest.M
         received.append(receiving.received)
         if found is not None:
             break
-    assert torch.equal(found, state)
+    assert torch.equal(unpack(found)["tensor"], state)
     assert received == sorted(received)
