@@ -74,7 +74,7 @@ class Pauses:
 
 
 PAUSES = {"elastic": Pauses(8.0, 0.13, restarts=False), "restart": Pauses(8.7, 0.0, restarts=True)}
-"""By `python -m bench.elastic`: the pause of a join; torchrun's restart, nearly all of which is processes that start."""
+"""By `python -m bench.elastic`: the pause of a join; torchrun's restart, nearly all of it the start of processes."""
 
 
 @dataclasses.dataclass
