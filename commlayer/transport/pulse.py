@@ -17,6 +17,8 @@ import time
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from .store_link import limit
+
 BEAT_S = 0.25
 """Seconds between two beats of a process."""
 
@@ -107,6 +109,7 @@ class Pulse:
 
     def _run(self) -> None:
         count, store = 0, self._store.clone()
+        limit(store, self._timeout_s)
         with contextlib.suppress(RuntimeError):  # the Store is gone
             while not self._stopped.wait(BEAT_S):
                 count += 1

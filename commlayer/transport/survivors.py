@@ -64,7 +64,7 @@ class Survivors:
         except RuntimeError as error:
             raise CommError(
                 f"rank {self._own}: the job's Store does not answer: the process that serves it (rank 0, or torchrun's "
-                f"agent) is gone; look at its log, and restart the job. ({error})"
+                f"agent) is gone, or the network to its host; look at its log, and restart the job. ({error})"
             ) from error
 
     def finish(self) -> None:

@@ -21,6 +21,7 @@ from ...errors import ClosedError, CommError, ConfigError, OperationTimeoutError
 from ...transport.bootstrap import root_of
 from ...transport.log import log
 from ...transport.secret import fingerprint, read_secret
+from ...transport.store_link import limit
 from .world import JOB, Place, World
 
 LOOK_S = 0.1
@@ -54,7 +55,7 @@ class Newcomers:
     """Those that wait, as a thread of a member sees them: a Store that does not answer keeps no step waiting."""
 
     def __init__(self, world: World) -> None:
-        self._root, self._token = world.root, world.token
+        self._root, self._token, self._silence_s = world.root, world.token, world.silence_s
         self._store = world.store("newcomers")
         self.invites = False
         """Whether this member is the one that looks."""
@@ -109,6 +110,7 @@ class Newcomers:
     def _run(self) -> None:
         try:
             store, seen = self._store.clone(), set()
+            limit(store, self._silence_s)
             while not self._stopped.wait(LOOK_S):
                 if not self.invites:
                     continue

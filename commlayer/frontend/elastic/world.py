@@ -20,6 +20,7 @@ from ...errors import OperationTimeoutError, PeerLostError
 from ...transport.bootstrap import check_present, root_of
 from ...transport.native import host_key
 from ...transport.pulse import Pulse
+from ...transport.store_link import limit
 from ...transport.survivors import BEGUN, PAUSE_S, Survivors, Verdict
 from ..group.backend import CommProcessGroup
 from ..group.options import Options
@@ -38,8 +39,9 @@ class World:
         """`timeout_s`: after so long a silence, a process of another host is dead. `own`: the number of this one, which
         `name` may give later."""
         self.root, self.token = root, token
+        limit(root, timeout_s)
         self.members: list[int] = []
-        self._place, self._silence_s = place, timeout_s
+        self._place, self.silence_s = place, timeout_s
         self.name(own)
         self.generation = 0
         self.backend = ""
@@ -63,7 +65,7 @@ class World:
         """This process has this number."""
         self.own = own
         self.places: dict[int, Place] = {own: self._place}
-        self.pulse = Pulse(self.store("pulse"), own, self.places, self._silence_s)
+        self.pulse = Pulse(self.store("pulse"), own, self.places, self.silence_s)
 
     @property
     def timeout_s(self) -> float:

@@ -1,0 +1,62 @@
+"""An elastic job whose network is cut in two: the party with the Store goes on, the other ends with typed errors."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import commlayer
+from commlayer.tools.emulate.event import Event
+from commlayer.tools.emulate.namespace import call
+from commlayer.tools.emulate.network import Network
+from tests import ranks
+
+from .scene import SLACK_S, meeting
+
+PEER_TIMEOUT_S = 1.0
+STEPS = 40
+
+
+def _job(rank: int, size: int, address: str, cut: Sequence[str]) -> tuple[int, list[int], str, float]:
+    """The Store is that of host 0, over the network: the one of the test needs none."""
+    store = dist.TCPStore(address, 29511, None, rank == 0, wait_for_workers=False)
+    ranks.init(rank, size, store=store, timeout=timedelta(seconds=30))
+    model = nn.Linear(10, 10)
+    text = ""
+    with commlayer.elastic(model, torch.optim.SGD(model.parameters(), lr=0.1)) as job:
+        try:
+            for _ in job.batches(range(STEPS)):
+                time.sleep(0.05)
+                model(torch.ones(1, 10)).sum().backward()
+                job.step()
+                if job.steps == 10 and rank == 0:
+                    meeting().set("cut", str(time.time()))
+                    for command in cut:
+                        call(command)
+        except commlayer.CommError as error:
+            text = str(error)
+    return job.steps, job.members, text, time.time() - float(meeting().get("cut"))
+
+
+@pytest.mark.needs_root
+def test_a_network_that_is_cut_in_two(network: Network) -> None:
+    places = [network.name(host) for host in range(3)]
+    environ = {**network.rendezvous(), "COMMLAYER_PEER_TIMEOUT_S": str(PEER_TIMEOUT_S)}
+    cut = [f"ip -n {network.switch} link set {network.switch_port(2, nic)} down" for nic in range(2)]
+    try:
+        ended = ranks.outcomes(_job, 3, network.address(0), cut, environ=environ, places=places)
+    finally:
+        network.apply(Event(0.0, "link_up", host=2))
+    assert [each.error for each in ended] == [None] * 3
+    assert [each.result[:3] for each in ended[:2]] == [(STEPS, [0, 1], "")] * 2
+    steps, _, text, took_s = ended[2].result
+    assert steps < STEPS
+    assert "rank 2: the job's Store does not answer" in text
+    assert "or the network to its host" in text
+    assert took_s < 4 * PEER_TIMEOUT_S + SLACK_S
