@@ -30,6 +30,7 @@ from .inquiry import Inquiry
 from .log import log
 from .members import Members
 from .secret import check_secrets, fingerprint, mixed, read_secret
+from .store_link import limit, root_of
 
 _JOB = "commlayer/job"
 _KEY_BYTES = 16
@@ -271,6 +272,7 @@ def connect(
         secret = read_secret(config.secret_file)
         common = shared()
         engine = (native.Engine.private if own_job else native.Engine.shared)(config)
+        limit(rendezvous.store, config.peer_timeout_s)
     try:
         description = {**engine.describe(), "format": FORMAT, "peer": peer}
         description |= {"settings": engine.config.common() | common, "policy": policy}
@@ -342,13 +344,6 @@ def agree(members: Members, values: Sequence[Mapping[str, object]], kind: type[C
         if len(ranks) > 1:
             told = "; ".join(f"{value or repr(value)} on {members.names(which)}" for value, which in ranks.items())
             raise kind(f"{what} differs within group {members.group!r}: {told}; set the same on every rank")
-
-
-def root_of(store: Store) -> Store:
-    """The Store that all groups of the job share, beneath the prefix that torch gives each group."""
-    while isinstance(store, PrefixStore):
-        store = store.underlying_store
-    return store
 
 
 def _job(root: Store, is_world: bool) -> tuple[int, bytes, bool]:

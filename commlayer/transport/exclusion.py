@@ -158,7 +158,7 @@ class Exclusion:
         except RuntimeError as error:
             raise self._error(
                 CommError,
-                f"the job's Store does not answer: the process that serves it (rank 0, or torchrun's agent) is gone; "
-                f"look at its log, and restart the job. ({error})",
+                f"the job's Store does not answer: the process that serves it (rank 0, or torchrun's agent) is gone, "
+                f"or the network to its host; look at its log, and restart the job. ({error})",
                 None,
             ) from error

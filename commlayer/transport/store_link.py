@@ -15,18 +15,24 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from .bootstrap import root_of
 from .log import log
 
 PATIENCE = 3
 """Peer timeouts: a network that is back after one costs no Store."""
 
 
+def root_of(store: Any) -> Any:
+    """The Store that all groups of the job share, beneath the prefix (`PrefixStore`) that torch gives each group."""
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    return store
+
+
 def limit(store: Any, peer_timeout_s: float) -> int:
     """From now on a request over the present connections of this process to a TCPStore fails with torch's
     DistNetworkError once the other host has been silent for three peer timeouts. Returns how many connections there
     are: of other kinds of Stores, none."""
-    root: Any = root_of(store)
+    root = root_of(store)
     port, found = getattr(root, "port", None), 0
     if port is None:
         return found

@@ -18,10 +18,9 @@ import torch.distributed as dist
 
 from ...config import Config, shared
 from ...errors import ClosedError, CommError, ConfigError, OperationTimeoutError, PeerLostError
-from ...transport.bootstrap import root_of
 from ...transport.log import log
 from ...transport.secret import fingerprint, read_secret
-from ...transport.store_link import limit
+from ...transport.store_link import limit, root_of
 from .world import JOB, Place, World
 
 LOOK_S = 0.1

@@ -17,10 +17,10 @@ from torch.distributed import distributed_c10d as c10d
 
 from ...config import Policy
 from ...errors import OperationTimeoutError, PeerLostError
-from ...transport.bootstrap import check_present, root_of
+from ...transport.bootstrap import check_present
 from ...transport.native import host_key
 from ...transport.pulse import Pulse
-from ...transport.store_link import limit
+from ...transport.store_link import limit, root_of
 from ...transport.survivors import BEGUN, PAUSE_S, Survivors, Verdict
 from ..group.backend import CommProcessGroup
 from ..group.options import Options

@@ -1,10 +1,11 @@
-"""An elastic job whose network is cut in two: the party with the Store goes on, the other ends with typed errors."""
+"""A network that is cut in two: the party with the Store goes on, the other ends with typed errors."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
+from typing import Any
 
 import pytest
 import torch
@@ -44,19 +45,60 @@ def _job(rank: int, size: int, address: str, cut: Sequence[str]) -> tuple[int, l
     return job.steps, job.members, text, time.time() - float(meeting().get("cut"))
 
 
-@pytest.mark.needs_root
-def test_a_network_that_is_cut_in_two(network: Network) -> None:
+def _shrinks(rank: int, size: int, address: str, cut: Sequence[str]) -> tuple[list[str], float]:
+    """Each party wants to go on without the other."""
+    store = dist.TCPStore(address, 29512, None, rank == 0, wait_for_workers=False)
+    ranks.init(rank, size, store=store, timeout=timedelta(seconds=30))
+    dist.barrier()
+    if rank == 0:
+        meeting().set("cut", str(time.time()))
+        for command in cut:
+            call(command)
+    texts = []
+
+    def train() -> None:
+        while True:
+            dist.all_reduce(torch.ones(1000))
+            time.sleep(0.01)
+
+    with pytest.raises(commlayer.PeerLostError):
+        train()
+    try:
+        dist.shrink_group([0, 1] if rank == 2 else [2])
+        dist.all_reduce(torch.ones(1))
+    except commlayer.CommError as error:
+        texts.append(str(error))
+    return texts, time.time() - float(meeting().get("cut"))
+
+
+def _cut_in_two(network: Network, job: Callable[..., Any]) -> list[Any]:
+    """Host 2 alone on one side. What the ranks have returned."""
     places = [network.name(host) for host in range(3)]
     environ = {**network.rendezvous(), "COMMLAYER_PEER_TIMEOUT_S": str(PEER_TIMEOUT_S)}
     cut = [f"ip -n {network.switch} link set {network.switch_port(2, nic)} down" for nic in range(2)]
     try:
-        ended = ranks.outcomes(_job, 3, network.address(0), cut, environ=environ, places=places)
+        ended = ranks.outcomes(job, 3, network.address(0), cut, environ=environ, places=places)
     finally:
         network.apply(Event(0.0, "link_up", host=2))
     assert [each.error for each in ended] == [None] * 3
-    assert [each.result[:3] for each in ended[:2]] == [(STEPS, [0, 1], "")] * 2
-    steps, _, text, took_s = ended[2].result
+    return [each.result for each in ended]
+
+
+@pytest.mark.needs_root
+def test_an_elastic_job_goes_on_where_the_store_is(network: Network) -> None:
+    *found, (steps, _, text, took_s) = _cut_in_two(network, _job)
+    assert [each[:3] for each in found] == [(STEPS, [0, 1], "")] * 2
     assert steps < STEPS
     assert "rank 2: the job's Store does not answer" in text
     assert "or the network to its host" in text
+    assert took_s < 4 * PEER_TIMEOUT_S + SLACK_S
+
+
+@pytest.mark.needs_root
+@pytest.mark.skipif(not hasattr(dist, "shrink_group"), reason="torch 2.13 has shrink_group")
+def test_a_group_shrinks_where_the_store_is(network: Network) -> None:
+    *found, (texts, took_s) = _cut_in_two(network, _shrinks)
+    assert [each[0] for each in found] == [[], []]
+    assert len(texts) == 1
+    assert "shrink_group: the job's Store does not answer" in texts[0]
     assert took_s < 4 * PEER_TIMEOUT_S + SLACK_S
