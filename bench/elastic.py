@@ -5,6 +5,7 @@
     python -m bench.elastic join --mbit 100 --trained 0.02    each process a host, in namespaces of its own (root)
     python -m bench.elastic kill                              beside torchrun's restart
     python -m bench.elastic kill --mbit 1000
+    python -m bench.elastic codec --mbit 200 --megabytes 24   8 MB of gradients, in bf16 and as they are
 
 Computation is a sleep, so that the processes share no core for it. Prints its figures.
 """
@@ -146,6 +147,44 @@ def _place(mbit: float) -> str:
     return f"hosts with {mbit:g} Mbit/s" if mbit else "one host"
 
 
+# ---- a codec ----
+
+
+def step(rank: int, size: int, codec: str, megabytes: float, compute_s: float) -> float:
+    """Seconds of a step, the median of 20."""
+    ranks.init(rank, size, store=_store(rank))
+    parameter = nn.Parameter(torch.zeros(int(megabytes * 1e6 / 12)))
+    model = nn.Module()
+    model.weight = parameter
+    times_s, gradient = [], torch.randn(parameter.shape)
+    with commlayer.elastic(model, torch.optim.AdamW([parameter]), codec=codec) as job:
+        for _ in job.batches(range(22)):
+            begin_s = time.perf_counter()
+            time.sleep(compute_s)
+            parameter.grad = gradient.clone()
+            job.step()
+            times_s.append(time.perf_counter() - begin_s)
+    return statistics.median(times_s[2:])
+
+
+def report_codec(mbit: float, megabytes: float, compute_s: float, rounds: int) -> None:
+    found: dict[str, list[float]] = {"none": [], "bf16": []}
+    for _ in range(rounds):
+        for codec, times_s in found.items():
+            with _hosts(4, mbit) as where:
+                ended = ranks.outcomes(step, 4, codec, megabytes, compute_s, timeout_s=300, **where)
+            errors = [each.error for each in ended if each.error]
+            if errors:
+                raise SystemExit("\n".join(errors))
+            times_s.append(max(each.result for each in ended) - compute_s)
+    ratios = [one / other for one, other in zip(*found.values(), strict=True)]
+    print(
+        f"{megabytes / 3:g} MB of gradients, {_place(mbit)}, without the {compute_s:g} s of computation: none "
+        f"{statistics.median(found['none']):.3f} s, bf16 {statistics.median(found['bf16']):.3f} s: "
+        f"{statistics.median(ratios):.2f}x (median of {rounds}; {min(ratios):.2f} to {max(ratios):.2f}; limit 2)"
+    )
+
+
 # ---- a death ----
 
 
@@ -243,7 +282,7 @@ def report_kill(mbit: float, compute_s: float, steps: int, rounds: int) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = options(__doc__, rounds=5)
-    parser.add_argument("case", choices=["shares", "join", "kill"])
+    parser.add_argument("case", choices=["shares", "join", "kill", "codec"])
     parser.add_argument("--megabytes", type=float, default=100.0, help="size of the state")
     parser.add_argument("--trained", type=float, default=1.0, help="share of the state that is trained")
     parser.add_argument("--mbit", type=float, default=0.0, help="rate of each link; 0: one host")
@@ -252,6 +291,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     if given.case == "join":
         report_join(given.megabytes, given.trained, given.mbit, given.compute, given.steps)
+        return
+    if given.case == "codec":
+        report_codec(given.mbit, given.megabytes, given.compute, given.rounds)
         return
     if given.case == "kill":
         report_kill(given.mbit, 0.05, 40, given.rounds)

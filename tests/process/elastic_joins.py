@@ -48,6 +48,8 @@ class Plan:
     by_speed: bool = True
     piece_s: float = 0.0
     """Above 0: the state comes in pieces of 4 KiB, one in so many seconds."""
+    clip_norm: float | None = None
+    codec: str = "none"
     waits: bool = False
     """Steps are long while a process that has asked is no member: all that ask join, also on a busy machine."""
     kept: int = 0
@@ -124,7 +126,8 @@ def train(rank: int, size: int, plan: Plan) -> Report:
         _die_by(plan, rank)
     else:
         ranks.init(rank, SIZE, timeout=timedelta(seconds=20))
-    job = commlayer.elastic(model, optimizer, schedule=schedule, join=store if joins else None)
+    given = store if joins else None
+    job = commlayer.elastic(model, optimizer, schedule=schedule, join=given, clip_norm=plan.clip_norm, codec=plan.codec)
     try:
         with job:
             sampler = job.sampler(range(SAMPLES), BATCH, seed=plan.seed, by_speed=plan.by_speed)
@@ -222,6 +225,8 @@ def random_plan(seed: int) -> Plan:
         by_speed=draw.random() < 0.5,
         piece_s=draw.choice([0.0, 0.0, 0.02]),
         kept=draw.choice([0, 2]),
+        clip_norm=draw.choice([None, 0.1]),
+        codec=draw.choice(["none", "bf16"]),
     )
 
 

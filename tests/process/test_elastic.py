@@ -328,6 +328,11 @@ def test_what_it_cannot_serve_is_refused(rank: int, size: int) -> None:
     for min_size in (0, 3):
         with pytest.raises(commlayer.ConfigError, match=f"min_size={min_size}.*: use 1 to 2"):
             commlayer.elastic(model, optimizer, min_size=min_size)
+    for clip_norm in (0, -1.0, float("nan"), "1"):
+        with pytest.raises(commlayer.ConfigError, match=f"clip_norm={clip_norm!r}"):
+            commlayer.elastic(model, optimizer, clip_norm=clip_norm)  # type: ignore[arg-type]
+    with pytest.raises(commlayer.ConfigError, match=r"codec='int8'\): use one of none, bf16"):
+        commlayer.elastic(model, optimizer, codec="int8")
     with pytest.raises(commlayer.ConfigError, match="bfloat16 on cpu"):
         commlayer.elastic(nn.Linear(2, 1, dtype=torch.bfloat16), optimizer)
     with pytest.raises(commlayer.ConfigError, match="broadcasts buffers"):

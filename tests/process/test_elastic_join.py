@@ -37,8 +37,9 @@ def test_processes_join_and_compute() -> None:
     assert sorted(found[0].history[STEPS - 1]) == list(range(SIZE + 2))
 
 
-def test_processes_of_hosts_that_share_no_memory_join() -> None:
-    found = elastic_joins.check(Plan(joins=(1,), pause_s=0.1, waits=True), environ=ranks.UDP)
+@pytest.mark.parametrize("codec", ["none", "bf16"])
+def test_processes_of_hosts_that_share_no_memory_join(codec: str) -> None:
+    found = elastic_joins.check(Plan(joins=(1,), pause_s=0.1, waits=True, codec=codec), environ=ranks.UDP)
     assert found[SIZE].end == "done"
     assert found[SIZE].joined > 0
 

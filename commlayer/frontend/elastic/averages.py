@@ -5,6 +5,7 @@ It has all gradients; for each parameter, how many ranks have a gradient; and fo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -31,13 +32,23 @@ class Told(NamedTuple):
     """A checksum of its state before this step; 0: nobody has just got one."""
 
 
+ROW, ROWS = 4096, 256
+
+EPSILON = 1e-6
+"""As `torch.nn.utils.clip_grad_norm_` adds to the norm."""
+
+
 class Averages:
     """The vector, for these parameters."""
 
-    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
-        self._parameters = parameters
-        self._values = sum(each.numel() for each in parameters)
-        self.size = self._values + len(parameters)
+    def __init__(self, parameters: Sequence[nn.Parameter], clip_norm: float | None = None) -> None:
+        """`clip_norm`: the largest norm of all averages together, as of `torch.nn.utils.clip_grad_norm_`; None: any."""
+        self._parameters, self.clip_norm = parameters, clip_norm
+        self.norm = math.nan
+        """That of the latest averages, before they were clipped; NaN: they are not."""
+        self.values = sum(each.numel() for each in parameters)
+        """Numbers of gradients, with which the vector begins."""
+        self.size = self.values + len(parameters)
         """Numbers in the part that `put` takes."""
 
     def contribution(self, weight: float, place: int, ranks: int, told: Told) -> Tensor:
@@ -45,7 +56,7 @@ class Averages:
         gradients = [each.grad if each.grad is not None else torch.zeros_like(each) for each in self._parameters]
         given = torch.tensor([float(weight > 0 and each.grad is not None) for each in self._parameters])
         vector = torch.cat([*(each.flatten() for each in gradients), given, torch.zeros(ranks * len(told))])
-        weigh(vector[: self._values], weight)
+        weigh(vector[: self.values], weight)
         vector[self.size + place * len(told) :][: len(told)] = torch.tensor(told)
         return vector
 
@@ -55,12 +66,28 @@ class Averages:
 
     def put(self, averages: Tensor) -> None:
         """Makes the averages the gradients. A parameter without a gradient on any rank has None."""
+        factor = 1.0
+        if self.clip_norm is not None:
+            self.norm = norm(averages[: self.values])
+            factor = self.clip_norm / (self.norm + EPSILON)
         *parts, given = averages[: self.size].split(
             [*(each.numel() for each in self._parameters), len(self._parameters)]
         )
         for each, part, share in zip(self._parameters, parts, given.tolist(), strict=True):
-            average = part.view_as(each)
+            average = part.view_as(each) if factor >= 1.0 else part.view_as(each) * factor
             if share == 0:
                 each.grad = None
             else:
                 each.grad = average.clone() if each.grad is None else each.grad.copy_(average)
+
+
+def norm(values: Tensor) -> float:
+    """The Euclidean norm of a vector in float32, in double precision. It does not depend on the number of threads: one
+    thread adds up a row of values, and the sums of rows are added without rounding."""
+    sums: list[float] = []
+    for block in values.split(ROWS * ROW):
+        whole = len(block) // ROW * ROW
+        squares = block.double().square_()
+        sums += squares[:whole].view(-1, ROW).sum(1).tolist()
+        sums.append(squares[whole:].sum().item())
+    return math.sqrt(math.fsum(sums))

@@ -39,10 +39,10 @@ from ...transport.log import log
 from .averages import Averages
 from .membership import ExcludedError, Membership
 from .newcomers import difference
-from .replica import DifferingError, Replica
+from .replica import CODECS, DifferingError, Replica
 from .sampler import Sampler
 from .state import State
-from .suited import check_model, check_stepped, check_world, size_of
+from .suited import check_model, check_norm, check_stepped, check_world, size_of
 
 Batch = TypeVar("Batch")
 
@@ -57,6 +57,8 @@ class Job:
         min_size: int,
         schedule: LRScheduler | None,
         join: dist.Store | None,
+        clip_norm: float | None,
+        codec: str,
     ) -> None:
         world = check_world(min_size, joins=join is not None)
         who = "elastic(join=...)" if world is None else f"rank {dist.get_rank()}: elastic"
@@ -69,7 +71,12 @@ class Job:
         self._min_size = min_size
         self._store = join
         self._state = State(model, optimizer, schedule)
-        self._replica = Replica(self._state, Averages([each for each in model.parameters() if each.requires_grad]))
+        self._clip_norm = check_norm(clip_norm, who)
+        self._averages = Averages([each for each in model.parameters() if each.requires_grad], self._clip_norm)
+        if codec not in CODECS:
+            raise ConfigError(f"{who}(codec={codec!r}): use one of {', '.join(CODECS)}")
+        self._codec = codec
+        self._replica = Replica(self._state, self._averages, codec)
         self._membership = Membership(self._replica, world, Config.from_environment().peer_timeout_s)
         self._is_over = join is not None  # no closing round is due
         self._done = True
@@ -109,6 +116,11 @@ class Job:
     def steps(self) -> int:
         """How many steps have been made."""
         return max(self._replica.made, 0)
+
+    @property
+    def norm(self) -> float:
+        """The norm of all averages of the latest step, before they were clipped; NaN without `clip_norm`."""
+        return self._averages.norm
 
     @property
     def members(self) -> list[int]:
@@ -163,7 +175,8 @@ class Job:
         samples = size_of(dataset, batch_size, seed, f"{who}: job.sampler()")
         self._state.check(f"{who}: job.sampler()")
         sampler = Sampler(self, samples, batch_size, shuffle=shuffle, seed=seed, by_speed=by_speed)
-        settings = {**self._state.settings(), **sampler.settings(), "min_size": self._min_size}
+        own = {"min_size": self._min_size, "clip_norm": self._clip_norm, "codec": self._codec}
+        settings = {**self._state.settings(), **sampler.settings(), **own}
         self._replica.sampler = sampler
         if self._store is not None:
             self._join(self._store, settings)
@@ -335,6 +348,8 @@ def elastic(
     min_size: int = 1,
     schedule: LRScheduler | None = None,
     join: dist.Store | None = None,
+    clip_norm: float | None = None,
+    codec: str = "none",
 ) -> Job:
     """A context in which the job goes on when ranks leave (SIGTERM, `Job.leave()`) or die, and takes new ones.
 
@@ -344,11 +359,13 @@ def elastic(
     ranks go or come; the ranks in it are then numbered anew. The job ends with PeerLostError on all ranks when fewer
     than `min_size` are left.
 
-    `join`: this process has no WORLD; it joins the job that uses this Store, with `Job.sampler`.
+    `join`: this process has no WORLD; it joins the job that uses this Store, with `Job.sampler`. `clip_norm`: the
+    averages are clipped to this norm before the optimizer steps, as by `torch.nn.utils.clip_grad_norm_`. `codec`:
+    "bf16" halves what gradients send between hosts.
 
     The end of the context is one operation of all ranks, which waits for all to come, up to the timeout of WORLD.
 
-    Raises ConfigError for a `min_size` above the number of ranks, and for models, optimizers and groups that it cannot
-    serve.
+    Raises ConfigError for a `min_size` above the number of ranks, a `clip_norm` that is no number above 0, another
+    `codec`, and for models, optimizers and groups that it cannot serve.
     """
-    return Job(model, optimizer, min_size, schedule, join)
+    return Job(model, optimizer, min_size, schedule, join, clip_norm, codec)

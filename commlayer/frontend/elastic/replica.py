@@ -7,6 +7,7 @@ the steps that it lacks, while the others compute theirs, and says so in the nex
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import AllreduceOptions
 
 from ...errors import CommError, MismatchError
 from ...transport.log import log
@@ -30,6 +32,9 @@ KEPT_BYTES = 2 << 30
 """So much of averages a rank that listens keeps (but eight steps at least). Then it makes the others wait for it."""
 
 KEPT_LEAST = 8
+
+CODECS = ("none", "bf16")
+"""Those that need nothing of an earlier step, which a rank that dies would take along."""
 
 PAUSE_S = 0.001
 """Of a rank that sends or receives a state, between two looks for the end of an average."""
@@ -49,13 +54,14 @@ class DifferingError(MismatchError):
 class Replica:
     """This rank's. `gradients` are those of the model of `state`."""
 
-    def __init__(self, state: State, gradients: Averages) -> None:
+    def __init__(self, state: State, gradients: Averages, codec: str) -> None:
+        """`codec`: of `CODECS`, in which gradients travel between hosts."""
         self.made = 0
         """Steps, those whose averages wait included; -1: not known."""
         self.sampler: Sampler | None = None
         self.listening: set[int] = set()
         """The members that lack the state."""
-        self._state, self._gradients = state, gradients
+        self._state, self._gradients, self._codec = state, gradients, codec
         self._averages: Tensor | None = None
         """Those of the latest step."""
         self._waiting: deque[Tensor] | None = None
@@ -99,19 +105,25 @@ class Replica:
         self._pump()
         holds = self.is_listening and self.holds
         speed = 0.0 if self.sampler is None or self.is_listening else self.sampler.speed
-        settings = 0 if self.is_listening else checksum(self._state.hyperparameters())
+        settings = 0 if self.is_listening else checksum(self._settings())
         state = checksum(self._state.sums()) if self._compares and not self.is_listening else 0
         told = Told(float(leaves), speed, float(holds), float(invites), settings, state)
         averages = self._gradients.contribution(weight, place, size, told)
+        exact, work = averages, None
+        if self._codec != "none":
+            exact, work = averages[self._gradients.values :], self._encoded(averages[: self._gradients.values])
         if self.is_listening or self._sendings:
-            work: Any = dist.all_reduce(averages, op=dist.ReduceOp.AVG, async_op=True)
-            while not work.is_completed():
+            works = [each for each in (dist.all_reduce(exact, op=dist.ReduceOp.AVG, async_op=True), work) if each]
+            while not all(each.is_completed() for each in works):
                 self._send()
                 if not self._catch_up():
                     time.sleep(PAUSE_S)
-            work.wait()
+            for each in works:
+                each.wait()
         else:
-            dist.all_reduce(averages, op=dist.ReduceOp.AVG)
+            dist.all_reduce(exact, op=dist.ReduceOp.AVG)
+            if work is not None:
+                work.wait()
         heard = dict(zip(world.members, self._gradients.told(averages, size), strict=True))
         self._check(world.own, heard)
         if holds:
@@ -125,6 +137,17 @@ class Replica:
         self._sendings = {to: each for to, each in self._sendings.items() if to in self.listening}
         return heard
 
+    def _encoded(self, values: Tensor) -> Any:
+        """Averages gradients in the codec. The rank that makes a sum sends the same bytes to all."""
+        world: Any = dist.group.WORLD
+        options = AllreduceOptions()
+        options.reduceOp = dist.ReduceOp(dist.ReduceOp.AVG)
+        policy = dataclasses.replace(world.policy, codec=self._codec)
+        return world.allreduce([values], options, policy=policy, key=self.made + 1)
+
+    def _settings(self) -> str:
+        return f"{self._state.hyperparameters()}, clip_norm {self._gradients.clip_norm}"
+
     def _check(self, own: int, heard: Mapping[int, Told]) -> None:
         """Raises DifferingError if not all that compute have the same."""
         for kind, told in (
@@ -132,7 +155,7 @@ class Replica:
             ("state", {each: told.state for each, told in heard.items()}),
         ):
             if members := differing({each: round(value) for each, value in told.items() if value > 0}):
-                ours = self._state.hyperparameters() if kind.startswith("hyper") else self._state.sums()
+                ours = self._settings() if kind.startswith("hyper") else self._state.sums()
                 raise DifferingError(
                     f"rank {own}: rank(s) {', '.join(map(str, sorted(members)))} of the job have other {kind} than the "
                     f"rest before step {self.made + 1} (here: {ours}); all must step alike: give the same schedule to "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ...errors import ConfigError
+from ...kind import number
 from ..group.backend import CommProcessGroup
 
 
@@ -60,6 +62,16 @@ def check_stepped(stepped: Any, who: str) -> None:
         if given.default is inspect.Parameter.empty and not is_open and name != "self":
             fault = "computes gradients within its step (it needs a closure)" if name == "closure" else f"needs {name}"
             raise ConfigError(f"{who}: {type(stepped).__name__} {fault}; use one whose step() takes no argument")
+
+
+def check_norm(clip_norm: Any, who: str) -> float | None:
+    """The norm. Raises ConfigError if it is none."""
+    if clip_norm is None:
+        return None
+    found = number(clip_norm)
+    if not 0 < found < math.inf:
+        raise ConfigError(f"{who}(clip_norm={clip_norm!r}): use the largest norm of all gradients, a number above 0")
+    return found
 
 
 def size_of(dataset: Any, batch_size: int, seed: int, who: str) -> int:
