@@ -95,6 +95,10 @@ class Plain:
         raise AssertionError(f"the attacker got an answer: {reply!r}")
 
 
+ENOUGH = 20
+"""Replayed packets."""
+
+
 class Raw:
     """Raw sockets: needs root."""
 
@@ -105,11 +109,12 @@ class Raw:
         self._socket: Any = L3RawSocket(iface=interface)
 
     def attack(self, addresses: list[Address], epoch: int, duration_s: float) -> None:
-        """Records the packets of the ranks, and sends distorted copies from the senders' addresses; for this long."""
+        """Records the packets of the ranks, and sends distorted copies from the senders' addresses; for this long, and
+        until it has replayed `ENOUGH`."""
         chance = random.Random(2)
         ranks = set(addresses)
         until = time.monotonic() + duration_s
-        while time.monotonic() < until:
+        while time.monotonic() < until or self.sent["replayed"] <= ENOUGH:
             for packet in chance.sample(recorded := self._record(ranks), min(20, len(recorded))):
                 for counter, data in distorted(packet, chance, auth=self._auth):
                     self._send(packet.sender, packet.receiver, data, counter)
