@@ -42,11 +42,13 @@ class Pulse:
         self._host = places[own][0]
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="commlayer-pulse", daemon=True)
+        self._here: set[int] = set()
         for number, place in places.items():
             self.add(number, place)
 
-    def add(self, number: int, place: tuple[str, int]) -> None:
-        """Watches another process. Does nothing for one that it knows."""
+    def add(self, number: int, place: tuple[str, int], *, beats: bool = False) -> None:
+        """Watches another process. Does nothing for one that it knows. `beats`: also one of this host must beat, until
+        `trust`."""
         host, process = place
         if number in {self._own, *self._ended, *self._descriptors, *self._distant}:
             return
@@ -54,6 +56,9 @@ class Pulse:
             self._distant.add(number)
             self.beat()
             return
+        if beats:
+            self._distant.add(number)
+            self._here.add(number)
         try:
             self._descriptors[number] = os.pidfd_open(process)
         except ProcessLookupError:
@@ -63,6 +68,11 @@ class Pulse:
         """From now on this process beats, for those on other hosts. Idempotent."""
         if not self._thread.is_alive() and not self._stopped.is_set():
             self._thread.start()
+
+    def trust(self) -> None:
+        """Processes of this host need not beat any more: they may be stopped by a debugger."""
+        self._distant -= self._here
+        self._here.clear()
 
     def dead(self, watched: Collection[int]) -> set[int]:
         """Those of `watched` that have ended, or on another host have not beaten for the timeout since a first call for

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 
 import commlayer
-from commlayer.frontend.elastic import membership, shares, transfer
+from commlayer.frontend.elastic import membership, newcomers, shares, transfer
 from commlayer.frontend.elastic.state import State
 from tests import ranks
 from tests.process import elastic_joins
@@ -245,6 +245,49 @@ def test_a_rank_that_would_step_otherwise_is_left_behind(fault: str, culprit: in
     others = [each for rank, each in enumerate(found) if rank != culprit]
     assert {each[:2] for each in others} == {("", 80)}
     assert len({each[2] for each in others}) == 1
+
+
+def _freezes(rank: int, size: int) -> float:
+    """Rank 2 stands still for ever once it has asked. Returns the longest step of the others."""
+    store: Any = ranks.store()
+    model, optimizer, schedule = build(rank)
+    if rank == 2:
+
+        def stop(*_: Any) -> None:
+            store.set("asked", str(os.getpid()))
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+        newcomers._wait = stop  # type: ignore[assignment]
+        store.wait(["stepped"])
+        with commlayer.elastic(model, optimizer, schedule=schedule, join=store) as job:
+            job.sampler(range(64), 16)
+    ranks.init(rank, 2)
+    longest_s = 0.0
+    with commlayer.elastic(model, optimizer, schedule=schedule) as job:
+        sampler = job.sampler(range(64), 16)
+        for share in sampler:
+            loss_of(model, share).backward()
+            job.step()
+        store.set("stepped", "")
+        store.wait(["asked"])
+        while sampler.epoch < 60:
+            for share in sampler:
+                time.sleep(0.01)
+                loss_of(model, share).backward()
+                begin_s = time.monotonic()
+                job.step()
+                longest_s = max(longest_s, time.monotonic() - begin_s)
+    ranks.meet("end", 2)
+    if rank == 0:
+        os.kill(int(store.get("asked")), signal.SIGKILL)
+    return longest_s
+
+
+def test_a_process_that_freezes_after_it_has_asked_costs_one_peer_timeout() -> None:
+    ended = ranks.outcomes(_freezes, 3, environ={"COMMLAYER_PEER_TIMEOUT_S": "1"})
+    assert [each.error for each in ended[:2]] == [None, None]
+    assert ended[2].exit_code == -signal.SIGKILL
+    assert all(each.result > 0.9 for each in ended[:2])  # so it was invited
 
 
 def _last_leaves(rank: int, size: int) -> tuple[int, int, str]:

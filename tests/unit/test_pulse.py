@@ -82,3 +82,21 @@ def test_a_process_that_is_watched_is_known_to_be_silent_before_anybody_asks() -
     assert ends[3].dead([0, 1, 2]) == {1}
     for each in (ends[0], ends[3]):
         each.close()
+
+
+def test_a_new_process_of_this_host_must_beat_until_it_is_trusted() -> None:
+    store = Shared()
+    child = subprocess.Popen(["sleep", "60"])
+    one = Pulse(store, 0, {0: ("here", os.getpid())}, timeout_s=0.2)
+    one.add(1, ("here", child.pid), beats=True)
+    assert one.dead([1]) == set()
+    until(lambda: one.dead([1]) == {1})  # it lives, and stands still
+    store.set("1", "it goes on")
+    assert one.dead([1]) == set()
+    one.trust()
+    time.sleep(0.3)
+    assert one.dead([1]) == set()
+    child.kill()
+    child.wait()
+    assert one.dead([1]) == {1}
+    one.close()

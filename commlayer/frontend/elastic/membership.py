@@ -87,7 +87,7 @@ class Membership:
             return False
         try:
             waiting = self._newcomers.waiting()
-            world.add(waiting)
+            world.add(waiting, are_new=True)
             living = set(waiting) - world.dead(waiting)
             if living:
                 world.survivors().invite(living)
@@ -116,7 +116,7 @@ class Membership:
                 return True
             newest = [each for each in verdict.joining if each not in verdict.gone]
             if self._newcomers is not None:
-                world.add(self._newcomers.places(newest))
+                world.add(self._newcomers.places(newest), are_new=True)
             world.members = [*(each for each in members if each not in verdict.gone), *newest]
             if self._newcomers is not None:
                 self._newcomers.admit(newest, world.roster())
@@ -131,6 +131,7 @@ class Membership:
                 world.end()
                 leavers = []
             else:
+                world.pulse.trust()
                 return False
         raise PeerLostError(f"rank {world.own}: no group in {ATTEMPTS} attempts; look at the other ranks' logs")
 

@@ -146,6 +146,7 @@ def ask(
         if text := difference(describe(token), json.loads(store.get(SETTINGS)), "here", "in the job"):
             raise ConfigError(f"this process cannot join: {text}; start it as the job's ranks were started")
         world.name(int(store.add(COUNT, 1)) - 1)
+        world.pulse.beat()
         store.set(f"{world.own}", json.dumps(place))
         try:
             _wait(world, store, end_s, wait_s)

@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ...config import number
 from ...errors import ConfigError
-from ...kind import number
 from ..group.backend import CommProcessGroup
 
 

@@ -76,11 +76,11 @@ class World:
         """A part of the job's Store."""
         return dist.PrefixStore(f"{JOB}/{self.token}/{part}", self.root)
 
-    def add(self, places: dict[int, Place]) -> None:
-        """Watches these processes, too."""
+    def add(self, places: dict[int, Place], *, are_new: bool = False) -> None:
+        """Watches these processes, too. New ones must not stand still before they have met the others."""
         self.places |= places
         for number, place in places.items():
-            self.pulse.add(number, place)
+            self.pulse.add(number, place, beats=are_new)
 
     def dead(self, watched: Collection[int]) -> set[int]:
         """Those that have ended, or are silent."""
