@@ -14,6 +14,9 @@ from torch.utils._pytree import tree_map
 from ...errors import ConfigError
 from .packing import Packing, unpack
 
+NAMES = ("params", "param_names")
+"""What a group of an optimizer has beside hyperparameters."""
+
 
 class State:
     """A model (parameters and buffers), its optimizer, and the schedule of the learning rate, if there is one."""
@@ -35,9 +38,10 @@ class State:
     # ---- what shows that two ranks differ ----
 
     def hyperparameters(self) -> str:
-        """Those with which the optimizer steps next, such as its learning rate, by group."""
+        """Those with which the optimizer steps next, such as its learning rate, by group. Names of parameters are left
+        out: DDP changes them."""
         groups = self._optimizer.param_groups
-        return str([{name: _plain(value) for name, value in group.items() if name != "params"} for group in groups])
+        return str([{name: _plain(value) for name, value in group.items() if name not in NAMES} for group in groups])
 
     def sums(self) -> str:
         """One sum of the bits of all parameters, and one of the optimizer's state of them. Reads all of it."""

@@ -137,3 +137,11 @@ def test_sums_tell_parameters_and_the_optimizers_state_apart() -> None:
         next(model.parameters()).view(-1)[0] += 1e-6
     assert state.sums() != found[4][0]
     assert 0 < checksum(state.sums()) <= 1 << 16
+
+
+def test_a_model_in_ddp_has_the_same_hyperparameters() -> None:
+    model = nn.Linear(2, 1)
+    given = [list(model.named_parameters()), [(f"module.{name}", each) for name, each in model.named_parameters()]]
+    found = {State(model, torch.optim.SGD(each, lr=torch.tensor(0.5)), None).hyperparameters() for each in given}
+    assert len(found) == 1
+    assert "'lr': 0.5" in found.pop()
