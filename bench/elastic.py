@@ -119,10 +119,8 @@ def report_join(megabytes: float, trained: float, mbit: float, compute_s: float,
     size = 4
     with _hosts(size, mbit) as where:
         outcomes = ranks.outcomes(join, size, megabytes, trained, compute_s, steps, timeout_s=300, **where)
-    errors = [each.error for each in outcomes if each.error]
-    if errors:
-        raise SystemExit("\n".join(errors))
-    first, joiner = outcomes[0].result, outcomes[-1].result
+    results = ranks.results(outcomes, ())
+    first, joiner = results[0], results[-1]
     alone = [end - begin for begin, end, members, _ in first["steps"][2:] if members == size - 1]
     pause = max(end - begin for begin, end, members, _ in first["steps"] if members >= size - 1)
     regrouping = next(
@@ -139,7 +137,7 @@ def report_join(megabytes: float, trained: float, mbit: float, compute_s: float,
         f"while it listened ({len(listening) - 1} steps): median {statistics.median(listening[1:] or [0]):.3f} s; "
         f"afterwards {statistics.median(both[1:]):.3f} s; longest step {pause:.3f} s; "
         f"joiner ready {joiner['ready'] - joiner['asked']:.2f} s after it asked; equal: "
-        f"{len({each.result['sum'] for each in outcomes}) == 1}"
+        f"{len({each['sum'] for each in results}) == 1}"
     )
 
 
@@ -172,11 +170,8 @@ def report_codec(mbit: float, megabytes: float, compute_s: float, rounds: int) -
     for _ in range(rounds):
         for codec, times_s in found.items():
             with _hosts(4, mbit) as where:
-                ended = ranks.outcomes(step, 4, codec, megabytes, compute_s, timeout_s=300, **where)
-            errors = [each.error for each in ended if each.error]
-            if errors:
-                raise SystemExit("\n".join(errors))
-            times_s.append(max(each.result for each in ended) - compute_s)
+                found_s = ranks.run(step, 4, codec, megabytes, compute_s, timeout_s=300, **where)
+            times_s.append(max(found_s) - compute_s)
     ratios = [one / other for one, other in zip(*found.values(), strict=True)]
     print(
         f"{megabytes / 3:g} MB of gradients, {_place(mbit)}, without the {compute_s:g} s of computation: none "
@@ -264,11 +259,9 @@ def report_kill(mbit: float, compute_s: float, steps: int, rounds: int) -> None:
     for _ in range(rounds):
         with _hosts(size, mbit) as where:
             ended = ranks.outcomes(kill, size, compute_s, steps, timeout_s=300, **where)
-        errors = [each.error for each in ended[:-1] if each.error]
-        if errors:
-            raise SystemExit("\n".join(errors))
-        died, _ = ended[0].result
-        found["elastic"].append(max(min(at for at in each.result[1] if at > died) for each in ended[:-1]) - died)
+        living = ranks.results(ended, {size - 1})[:-1]
+        died, _ = living[0]
+        found["elastic"].append(max(min(at for at in made if at > died) for _, made in living) - died)
         if not mbit:
             found["torchrun"].append(restart_s(size, compute_s, steps))
     for name, times_s in found.items():

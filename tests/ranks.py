@@ -28,7 +28,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -83,11 +83,7 @@ class RanksError(AssertionError):
 
 def run(function: Callable[..., Any], size: int, *args: Any, **options: Any) -> list[Any]:
     """Calls `function(rank, size, *args)` on every rank; returns the results in rank order. Options: of `outcomes`."""
-    ended = outcomes(function, size, *args, **options)
-    errors = [f"rank {rank}: {outcome.error}" for rank, outcome in enumerate(ended) if outcome.error]
-    if errors:
-        raise RanksError("\n".join(errors))
-    return [outcome.result for outcome in ended]
+    return results(outcomes(function, size, *args, **options), ())
 
 
 def run_job(
@@ -189,6 +185,18 @@ def outcomes(
             if process.exitcode != 0:
                 ended[rank].error = ended[rank].error or f"died with exit code {process.exitcode}"
     return ended
+
+
+def results(ended: Sequence[Outcome], killed: Collection[int]) -> list[Any]:
+    """In rank order; None of those in `killed` that a SIGKILL has ended. Raises RanksError for any other end."""
+    errors = [
+        f"rank {rank}: {outcome.error}"
+        for rank, outcome in enumerate(ended)
+        if outcome.error and not (rank in killed and outcome.exit_code == -signal.SIGKILL)
+    ]
+    if errors:
+        raise RanksError("\n".join(errors))
+    return [outcome.result for outcome in ended]
 
 
 def init(rank: int, size: int, backend: str = "commlayer", **options: Any) -> None:

@@ -95,16 +95,7 @@ def _die(store: Any, rank: int, after_s: float) -> None:
 
 def reports(plan: Plan, **options: Any) -> list[Report | None]:
     """The reports of the ranks; None of a killed one. Raises RanksError for any other end."""
-    ended = ranks.outcomes(train, SIZE, plan, **options)
-    killed = {rank for rank, _ in plan.kills}
-    errors = [
-        f"rank {rank}: {outcome.error}"
-        for rank, outcome in enumerate(ended)
-        if outcome.error and not (rank in killed and outcome.exit_code == -signal.SIGKILL)
-    ]
-    if errors:
-        raise ranks.RanksError("\n".join(errors))
-    return [outcome.result for outcome in ended]
+    return ranks.results(ranks.outcomes(train, SIZE, plan, **options), {rank for rank, _ in plan.kills})
 
 
 def check(plan: Plan, **options: Any) -> list[float]:

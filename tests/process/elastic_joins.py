@@ -183,15 +183,8 @@ def _die(after_s: float) -> None:
 def check(plan: Plan, **options: Any) -> list[Report]:
     """Runs a plan. All that live to the end have one state, and each epoch had each sample once."""
     ended = ranks.outcomes(train, SIZE + len(plan.joins), plan, **options)
-    killed = {rank for rank, _ in plan.kills}
-    errors = [
-        f"rank {rank}: {each.error}"
-        for rank, each in enumerate(ended)
-        if each.error and not (rank in killed and each.exit_code == -signal.SIGKILL)
-    ]
-    if errors:
-        raise ranks.RanksError("\n".join(errors))
-    reports: list[Report] = [each.result for each in ended if each.result is not None]
+    found = ranks.results(ended, {rank for rank, _ in plan.kills})
+    reports: list[Report] = [each for each in found if each is not None]
     done = [each for each in reports if each.end == "done"]
     assert done, "nobody reached the end"
     assert len({each.digest for each in done}) == 1, "two states"
