@@ -11,11 +11,8 @@ import contextlib
 import os
 import socket
 import stat
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any
-
-from .log import log
 
 PATIENCE = 3
 """Peer timeouts: a network that is back after one costs no Store."""
@@ -36,11 +33,6 @@ def limit(store: Any, peer_timeout_s: float) -> int:
     port, found = getattr(root, "port", None), 0
     if port is None:
         return found
-    try:
-        addresses = {each[4][0] for each in socket.getaddrinfo(root.host, port, type=socket.SOCK_STREAM)}
-    except OSError as error:
-        log.warning("the Store's host %s has no address (%s): requests may wait for ever", root.host, error)
-        return found
     for each in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):  # it is not connected, or has just been closed
             copy = os.dup(int(each.name))
@@ -48,17 +40,16 @@ def limit(store: Any, peer_timeout_s: float) -> int:
                 os.close(copy)
                 continue
             with socket.socket(fileno=copy) as connection:
-                if _is_to(connection, addresses, port):
+                if _is_to(connection, port):
                     _limit(connection, PATIENCE * peer_timeout_s)
                     found += 1
     return found
 
 
-def _is_to(connection: socket.socket, addresses: Collection[Any], port: int) -> bool:
-    if connection.family not in (socket.AF_INET, socket.AF_INET6) or connection.type != socket.SOCK_STREAM:
-        return False
-    address, to = connection.getpeername()[:2]
-    return to == port and address.removeprefix("::ffff:") in addresses
+def _is_to(connection: socket.socket, port: int) -> bool:
+    """By the port alone: names may take seconds to look up, and no other connection loses by an end to its silence."""
+    is_tcp = connection.family in (socket.AF_INET, socket.AF_INET6) and connection.type == socket.SOCK_STREAM
+    return is_tcp and connection.getpeername()[1] == port
 
 
 def _limit(connection: socket.socket, silence_s: float) -> None:
