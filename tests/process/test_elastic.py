@@ -242,6 +242,27 @@ def test_a_parameter_without_a_gradient_on_any_rank_stays(rank: int, size: int) 
     assert model[2] not in optimizer.state
 
 
+@ranks.on(3)
+def test_ranks_that_begin_with_other_weights_are_left_behind(rank: int, size: int) -> None:
+    begin(rank, size)
+    torch.manual_seed(7 * (rank == 1))
+    model = nn.Linear(2, 1)
+    job = commlayer.elastic(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+    def loop() -> None:
+        for _ in job.batches(range(3)):
+            model(torch.ones(2)).sum().backward()
+            job.step()
+
+    with job:
+        if rank == 1:
+            with pytest.raises(commlayer.MismatchError, match=r"rank\(s\) 1 of the job have other state"):
+                loop()
+        else:
+            loop()
+            assert (job.steps, job.members) == (3, [0, 2])
+
+
 @ranks.on(2)
 def test_a_signal_ends_a_forked_child(rank: int, size: int) -> None:
     parameter, job = begin(rank, size)

@@ -257,3 +257,13 @@ def test_ids_that_make_no_sense_are_told_on_every_rank(rank: int, size: int) -> 
     with pytest.raises(commlayer.ConfigError, match="the loop over `ahead` is not over"):
         table.state_dict()
     table.flush()
+
+
+@ranks.on(2, ranks.run_job)
+def test_rows_differ_where_the_ranks_have_one_seed(rank: int, size: int) -> None:
+    torch.manual_seed(0)
+    tables = [commlayer.embedding.Remote(name, 6, WIDTH, lr=0.1) for name in ("one", "other")]
+    found = [
+        table(batch).detach() for table in tables for batch in table.ahead([torch.arange(6)], ids=lambda batch: batch)
+    ]
+    assert len({tuple(row.tolist()) for row in torch.cat(found)}) == 12

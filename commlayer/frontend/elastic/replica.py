@@ -72,7 +72,7 @@ class Replica:
         self._sendings: dict[int, Sending] = {}
         self._packing: Packing | None = None
         """The latest state that this rank gives: it must be whole before the next step changes it."""
-        self._compares = False
+        self._compares = True
         """In the next average, the members compare their states."""
 
     def listen(self) -> None:

@@ -15,6 +15,7 @@ import collections
 import dataclasses
 import itertools
 import weakref
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
@@ -90,7 +91,8 @@ class Remote:
 
     `optimizer`: "sgd", or "adagrad", row-wise. `lr`, its learning rate, is an attribute that may change between steps,
     on all ranks alike. `init` gives the first values of rows, (n, width), from their numbers, (n,); None: normal with a
-    standard deviation of 0.01. A rank keeps 4 bytes for each row of the table, and a home 49.
+    standard deviation of 0.01, by torch's seed, the name and the rank. A rank keeps 4 bytes for each row of the table,
+    and a home 49.
 
     Raises ConfigError for arguments that make no sense or a name that another table of the group has (on the other
     ranks: MismatchError), and on every rank MismatchError if the arguments differ.
@@ -125,7 +127,7 @@ class Remote:
         first = torch.empty(0)
         if not fault:
             own = torch.arange(self._rank, max(rows, self._rank), self._size)
-            first = torch.randn(len(own), width) * 0.01 if init is None else init(own)
+            first = self._drawn(len(own)) if init is None else init(own)
             if first.shape != (len(own), width):
                 fault = f"init gives {tuple(first.shape)} for {len(own)} rows: give (n, {width})"
         described = f"{rows} x {width}, {optimizer}, lr {lr}, cache {cache}, lookahead {lookahead}"
@@ -308,6 +310,11 @@ class Remote:
 
     def _by_home(self, batch: _Batch, chosen: NDArray[np.bool_]) -> list[int]:
         return [int(count) for count in np.bincount(batch.rows[chosen] % self._size, minlength=self._size)]
+
+    def _drawn(self, count: int) -> Tensor:
+        """First values. Ranks often have one seed, and must not have the same rows."""
+        seed = zlib.crc32(f"{torch.initial_seed()} {self.name} {self._rank}".encode())
+        return torch.randn(count, self.width, generator=torch.Generator().manual_seed(seed)) * 0.01
 
     def _agree(self, kind: str, fault: str = "", numbers: list[tuple[int, int]] | None = None) -> list[tuple[int, int]]:
         """Compares calls, and exchanges two numbers with each rank. Raises the errors of `agreement.check`."""
