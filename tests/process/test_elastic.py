@@ -321,7 +321,7 @@ def test_nobody_outlives_the_store(rank: int, size: int) -> None:
     port = int(ranks.store().get("port"))
     dist.init_process_group(
         "commlayer",
-        store=dist.TCPStore("127.0.0.1", port, None, False, timedelta(seconds=5)),
+        store=dist.TCPStore("127.0.0.1", port, None, False, timedelta(seconds=20)),
         rank=rank,
         world_size=size,
     )

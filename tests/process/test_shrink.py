@@ -336,7 +336,7 @@ def test_without_its_store_a_group_does_not_shrink(rank: int, size: int) -> None
     if store is not None:
         ranks.store().set("port", str(store.port))
     port = int(ranks.store().get("port"))
-    begin(rank, size, store=dist.TCPStore("127.0.0.1", port, None, False, timedelta(seconds=5)))
+    begin(rank, size, store=dist.TCPStore("127.0.0.1", port, None, False, timedelta(seconds=20)))
     assert total() == 11.0
     if store is not None:
         del store
