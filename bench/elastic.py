@@ -201,51 +201,15 @@ def kill(rank: int, size: int, compute_s: float, steps: int) -> tuple[float, lis
     return float(store.get("died")), made
 
 
-RESTARTED = """
-import os, signal, sys, time, torch, torch.distributed as dist
-from pathlib import Path
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
-folder, steps, compute_s = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
-torch.set_num_threads(1)
-dist.init_process_group("commlayer")
-rank, size = dist.get_rank(), dist.get_world_size()
-model = DistributedDataParallel(nn.Linear(1000, 1000))
-optimizer = torch.optim.AdamW(model.parameters())
-kept, died, first = folder / "state", folder / "died", 0
-if kept.exists():
-    state = torch.load(kept)
-    first = state["step"]
-    model.load_state_dict(state["model"])
-    optimizer.load_state_dict(state["optimizer"])
-for step in range(first, steps):
-    time.sleep(compute_s)
-    optimizer.zero_grad()
-    model(torch.ones(1, 1000)).sum().backward()
-    if step == steps // 2 and rank == size - 1 and not died.exists():
-        died.write_text(str(time.time()))
-        os.kill(os.getpid(), signal.SIGKILL)
-    optimizer.step()
-    if died.exists() and first:
-        (folder / f"made {rank}").write_text(str(time.time()))
-        break
-    if rank == 0:
-        state = {"step": step + 1, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
-        torch.save(state, folder / "next")
-        os.replace(folder / "next", kept)
-dist.destroy_process_group()
-"""
-"""The same job with DDP under torchrun, which starts all ranks again; each step is kept in a file. On commlayer: gloo's
-ranks find the addresses of their former life in the agent's Store, and end."""
+JOB = Path(__file__).parent / "jobs" / "restarted.py"
 
 
 def restart_s(size: int, compute_s: float, steps: int) -> float:
     """Seconds from the death to the end of the next step of all ranks, restarted by torchrun on one host."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / "job.py").write_text(RESTARTED)
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}"]
-        command += ["--max-restarts=1", "--monitor-interval=0.1", str(folder / "job.py")]
+        command += ["--max-restarts=1", "--monitor-interval=0.1", str(JOB)]
         environ = ranks.script_environ(OMP_NUM_THREADS="1")
         given = [name, str(steps), str(compute_s)]
         subprocess.run([*command, *given], env=environ, capture_output=True, timeout=300, check=True)

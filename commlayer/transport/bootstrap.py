@@ -57,6 +57,7 @@ PRESENT_S = 0.02
 """Longest pause between two such looks; the first one is SOON_S, and each is twice as long as the one before."""
 
 SOON_S = 0.0005
+"""Far less than the start of a group takes."""
 
 
 class Rendezvous:

@@ -17,7 +17,7 @@ import time
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from .store_link import limit
+from .store_link import connection
 
 BEAT_S = 0.25
 """Seconds between two beats of a process."""
@@ -38,11 +38,12 @@ class Pulse:
         self._ended: set[int] = set()
         self._beats: dict[int, tuple[str, float]] = {}
         self._distant: set[int] = set()
+        self._here: set[int] = set()
+        """Those of this host that must beat."""
         self._watched: dict[int, tuple[str, float]] = {}
         self._host = places[own][0]
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="commlayer-pulse", daemon=True)
-        self._here: set[int] = set()
         for number, place in places.items():
             self.add(number, place)
 
@@ -74,9 +75,16 @@ class Pulse:
         self._distant -= self._here
         self._here.clear()
 
+    def forget(self, numbers: Collection[int]) -> None:
+        """Watches them no more."""
+        self._distant -= set(numbers)
+        self._here -= set(numbers)
+        for number in set(numbers) & set(self._descriptors):
+            os.close(self._descriptors.pop(number))
+
     def dead(self, watched: Collection[int]) -> set[int]:
-        """Those of `watched` that have ended, or on another host have not beaten for the timeout since a first call for
-        them."""
+        """Those of `watched` that have ended, or must beat and have not done so for the timeout. It is counted from the
+        first call for them, or by the process that watches them."""
         poll = select.poll()
         for descriptor in self._descriptors.values():
             poll.register(descriptor, select.POLLIN)
@@ -97,7 +105,7 @@ class Pulse:
         return time.monotonic() - since_s > self._timeout_s
 
     def _watch(self, store: Any) -> None:
-        """Looks at one process of another host: the next one by number, after as many as this host has, that is not
+        """Looks at one process that must beat: the next one by number, after as many as this host has, that is not
         known to be silent."""
         here = [self._own, *self._descriptors, *self._ended]
         order = sorted([*here, *self._distant])
@@ -118,8 +126,7 @@ class Pulse:
             os.close(self._descriptors.popitem()[1])
 
     def _run(self) -> None:
-        count, store = 0, self._store.clone()
-        limit(store, self._timeout_s)
+        count, store = 0, connection(self._store, self._timeout_s)
         with contextlib.suppress(RuntimeError):  # the Store is gone
             while not self._stopped.wait(BEAT_S):
                 count += 1

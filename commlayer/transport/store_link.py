@@ -17,6 +17,12 @@ from typing import Any
 PATIENCE = 3
 """Peer timeouts: a network that is back after one costs no Store."""
 
+LEAST_S = 3.0
+"""The least patience: TCP may send a packet several times in it."""
+
+IDLE_MOST_S = 32767
+"""The longest time that the kernel takes between signs of life."""
+
 
 def root_of(store: Any) -> Any:
     """The Store that all groups of the job share, beneath the prefix (`PrefixStore`) that torch gives each group."""
@@ -25,10 +31,18 @@ def root_of(store: Any) -> Any:
     return store
 
 
+def connection(store: Any, peer_timeout_s: float) -> Any:
+    """A further connection to the Store, for a thread, with a `limit`: a request that waits holds up all others on its
+    connection."""
+    found = store.clone()
+    limit(found, peer_timeout_s)
+    return found
+
+
 def limit(store: Any, peer_timeout_s: float) -> int:
     """From now on a request over the present connections of this process to a TCPStore fails with torch's
-    DistNetworkError once the other host has been silent for three peer timeouts. Returns how many connections there
-    are: of other kinds of Stores, none."""
+    DistNetworkError once the other host has been silent for three peer timeouts, and three seconds at least. Returns
+    how many connections there are: of other kinds of Stores, none."""
     root = root_of(store)
     port, found = getattr(root, "port", None), 0
     if port is None:
@@ -39,21 +53,21 @@ def limit(store: Any, peer_timeout_s: float) -> int:
             if not stat.S_ISSOCK(os.fstat(copy).st_mode):
                 os.close(copy)
                 continue
-            with socket.socket(fileno=copy) as connection:
-                if _is_to(connection, port):
-                    _limit(connection, PATIENCE * peer_timeout_s)
+            with socket.socket(fileno=copy) as link:
+                if _is_to(link, port):
+                    _limit(link, max(PATIENCE * peer_timeout_s, LEAST_S))
                     found += 1
     return found
 
 
-def _is_to(connection: socket.socket, port: int) -> bool:
+def _is_to(link: socket.socket, port: int) -> bool:
     """By the port alone: names may take seconds to look up, and no other connection loses by an end to its silence."""
-    is_tcp = connection.family in (socket.AF_INET, socket.AF_INET6) and connection.type == socket.SOCK_STREAM
-    return is_tcp and connection.getpeername()[1] == port
+    is_tcp = link.family in (socket.AF_INET, socket.AF_INET6) and link.type == socket.SOCK_STREAM
+    return is_tcp and link.getpeername()[1] == port
 
 
-def _limit(connection: socket.socket, silence_s: float) -> None:
-    interval_s = max(1, round(silence_s / 4))
+def _limit(link: socket.socket, silence_s: float) -> None:
+    interval_s = min(max(1, round(silence_s / 4)), IDLE_MOST_S)
     for level, option, value in (
         (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * silence_s)),
         (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -61,4 +75,4 @@ def _limit(connection: socket.socket, silence_s: float) -> None:
         (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, interval_s),
         (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
     ):
-        connection.setsockopt(level, option, value)
+        link.setsockopt(level, option, value)

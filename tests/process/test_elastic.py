@@ -256,7 +256,7 @@ def test_ranks_that_begin_with_other_weights_are_left_behind(rank: int, size: in
 
     with job:
         if rank == 1:
-            with pytest.raises(commlayer.MismatchError, match=r"rank\(s\) 1 of the job have other state"):
+            with pytest.raises(commlayer.MismatchError, match=r"rank\(s\) 1 of the job have other parameters"):
                 loop()
         else:
             loop()

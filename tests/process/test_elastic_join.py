@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import re
 import signal
@@ -250,6 +251,33 @@ def test_a_rank_that_would_step_otherwise_is_left_behind(fault: str, culprit: in
     others = [each for rank, each in enumerate(found) if rank != culprit]
     assert {each[:2] for each in others} == {("", 80)}
     assert len({each[2] for each in others}) == 1
+
+
+@ranks.on(2)
+def test_an_epoch_goes_on_from_a_checkpoint(rank: int, size: int) -> None:
+    ranks.init(rank, size)
+    seen: list[int] = []
+    saved: list[Any] = []
+    for life in range(2):
+        parts = build(life)
+        for part, state in zip(parts, saved, strict=False):
+            part.load_state_dict(state)
+        with commlayer.elastic(*parts[:2], schedule=parts[2]) as job:
+            sampler = job.sampler(range(20), 4, seed=3)
+            if life == 1:
+                sampler.load(saved[3])
+            for share in sampler:
+                loss_of(parts[0], share).backward()
+                job.step()
+                seen += share
+                if (life, job.steps) == (0, 2):
+                    saved = copy.deepcopy([*(part.state_dict() for part in parts), sampler.state()])
+                    break
+    told: list[Any] = [None] * size
+    dist.all_gather_object(told, seen)
+    assert sorted(told[0] + told[1]) == list(range(20))
+    assert parts[2].last_epoch == 5
+    dist.destroy_process_group()
 
 
 def _freezes(rank: int, size: int) -> float:

@@ -148,6 +148,11 @@ def test_the_rank_with_the_fewest_batches_ends_the_loop(rank: int, size: int) ->
     assert len(train(table, [torch.tensor([1, 2])] * (3 + rank))) == 3
 
 
+def test_no_tables_are_refused() -> None:
+    with pytest.raises(commlayer.ConfigError, match="no tables"):
+        next(commlayer.embedding.ahead([1], {}))
+
+
 @ranks.on(2, ranks.run_job)
 def test_the_state_is_saved_and_loaded(rank: int, size: int) -> None:
     table = commlayer.embedding.Remote("saved", 30, WIDTH, lr=0.1, optimizer="adagrad", cache=0.5, init=first)

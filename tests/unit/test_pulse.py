@@ -100,3 +100,16 @@ def test_a_new_process_of_this_host_must_beat_until_it_is_trusted() -> None:
     child.wait()
     assert one.dead([1]) == {1}
     one.close()
+
+
+def test_processes_that_are_gone_are_forgotten() -> None:
+    store, before = Shared(), open_descriptors()
+    child = subprocess.Popen(["sleep", "60"])
+    one = Pulse(store, 0, {0: ("here", os.getpid()), 1: ("here", child.pid), 2: ("there", 1)}, timeout_s=0.1)
+    until(lambda: one.dead([1, 2]) == {2})
+    one.forget({1, 2})
+    assert one.dead([1, 2]) == set()
+    one.close()
+    child.kill()
+    child.wait()
+    assert open_descriptors() == before

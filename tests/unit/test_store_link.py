@@ -42,3 +42,18 @@ def test_connections_of_a_store_are_found(monkeypatch: pytest.MonkeyPatch) -> No
     assert store_link.limit(HashStore(), 2.0) == 0
     client.set("it", "works")
     assert server.get("it") == b"works"
+
+
+def test_the_patience_is_in_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    found: list[tuple[int, ...]] = []
+    real = store_link._limit
+
+    def limit(link: socket.socket, silence_s: float) -> None:
+        real(link, silence_s)
+        options = (socket.TCP_USER_TIMEOUT, socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL)
+        found.append(tuple(link.getsockopt(socket.IPPROTO_TCP, option) for option in options))
+
+    monkeypatch.setattr(store_link, "_limit", limit)
+    assert [store_link.limit(store, peer_timeout_s) for peer_timeout_s in (0.1, 86400.0)] == [1, 1]
+    assert found == [(3000, 1, 1), (3 * 86_400_000, 32767, 32767)]

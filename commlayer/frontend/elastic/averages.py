@@ -32,7 +32,11 @@ class Told(NamedTuple):
     """A checksum of its state before this step; 0: nobody has just got one."""
 
 
-ROW, ROWS = 4096, 256
+ROW = 4096
+"""Values that one thread adds up."""
+
+ROWS = 256
+"""Rows of which the squares are in memory at a time."""
 
 EPSILON = 1e-6
 """As `torch.nn.utils.clip_grad_norm_` adds to the norm."""

@@ -71,8 +71,8 @@ class Job:
         self._min_size = min_size
         self._store = join
         self._state = State(model, optimizer, schedule)
-        self._clip_norm = check_norm(clip_norm, who)
-        self._averages = Averages([each for each in model.parameters() if each.requires_grad], self._clip_norm)
+        trained = [each for each in model.parameters() if each.requires_grad]
+        self._averages = Averages(trained, check_norm(clip_norm, who))
         if codec not in CODECS:
             raise ConfigError(f"{who}(codec={codec!r}): use one of {', '.join(CODECS)}")
         self._codec = codec
@@ -175,7 +175,7 @@ class Job:
         samples = size_of(dataset, batch_size, seed, f"{who}: job.sampler()")
         self._state.check(f"{who}: job.sampler()")
         sampler = Sampler(self, samples, batch_size, shuffle=shuffle, seed=seed, by_speed=by_speed)
-        own = {"min_size": self._min_size, "clip_norm": self._clip_norm, "codec": self._codec}
+        own = {"min_size": self._min_size, "clip_norm": self._averages.clip_norm, "codec": self._codec}
         settings = {**self._state.settings(), **sampler.settings(), **own}
         self._replica.sampler = sampler
         if self._store is not None:
@@ -235,11 +235,10 @@ class Job:
 
     def _leavers(self, asking: list[int]) -> list[int]:
         """Those that leave now. One that has the state stays until one that will not leave has it."""
-        computing = set(self._membership.computing)
-        awaiting = self._replica.listening - set(asking)
-        return (
-            asking if not awaiting or computing - set(asking) else [each for each in asking if each != min(computing)]
-        )
+        computing, awaiting = set(self._membership.computing), self._replica.listening - set(asking)
+        if awaiting and computing <= set(asking):
+            return [each for each in asking if each != min(computing)]
+        return asking
 
     # ---- what a sampler needs (`sampler.Loop`) ----
 

@@ -111,6 +111,7 @@ class Membership:
             if verdict is None:
                 return True
             self.has_ended = verdict.gone >= set(members)
+            world.pulse.forget(verdict.gone - {world.own})
             if world.own in verdict.gone:
                 self._go(set(members) - verdict.gone)
                 return True

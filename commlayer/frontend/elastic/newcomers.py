@@ -20,7 +20,7 @@ from ...config import Config, shared
 from ...errors import ClosedError, CommError, ConfigError, OperationTimeoutError, PeerLostError
 from ...transport.log import log
 from ...transport.secret import fingerprint, read_secret
-from ...transport.store_link import limit, root_of
+from ...transport.store_link import connection, limit, root_of
 from .world import JOB, Place, World
 
 LOOK_S = 0.1
@@ -108,8 +108,7 @@ class Newcomers:
 
     def _run(self) -> None:
         try:
-            store, seen = self._store.clone(), set()
-            limit(store, self._silence_s)
+            store, seen = connection(self._store, self._silence_s), set()
             while not self._stopped.wait(LOOK_S):
                 if not self.invites:
                     continue
@@ -137,6 +136,7 @@ def ask(
     a job, or without an answer.
     """
     root, end_s = root_of(given), time.monotonic() + wait_s
+    limit(root, timeout_s)
     try:
         while not root.check([JOB]):
             _pause(end_s, f"no job on this Store took ranks within {wait_s:g} s (job.sampler() makes it one)")

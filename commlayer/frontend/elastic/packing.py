@@ -70,9 +70,7 @@ def unpack(packed: Tensor) -> Any:
     size = int(packed[:SIZE_BYTES].view(torch.int64))
     head = torch.load(io.BytesIO(packed[SIZE_BYTES:][:size].numpy().data), weights_only=True)
     data = packed[_aligned(SIZE_BYTES + size) :]
-    return tree_map(
-        lambda leaf: _at(data, *leaf[PLACE]) if _is_place(leaf) else leaf, head, is_leaf=lambda leaf: _is_place(leaf)
-    )
+    return tree_map(lambda leaf: _at(data, *leaf[PLACE]) if _is_place(leaf) else leaf, head, is_leaf=_is_place)
 
 
 def _is_place(leaf: Any) -> bool:

@@ -20,8 +20,8 @@ from torch._C._distributed_c10d import AllreduceOptions
 
 from ...errors import CommError, MismatchError
 from ...transport.log import log
+from ..work.odd import odd_ones
 from .averages import Averages, Told
-from .differing import differing
 from .packing import Packing
 from .sampler import Sampler
 from .state import State, checksum
@@ -109,21 +109,7 @@ class Replica:
         state = checksum(self._state.sums()) if self._compares and not self.is_listening else 0
         told = Told(float(leaves), speed, float(holds), float(invites), settings, state)
         averages = self._gradients.contribution(weight, place, size, told)
-        exact, work = averages, None
-        if self._codec != "none":
-            exact, work = averages[self._gradients.values :], self._encoded(averages[: self._gradients.values])
-        if self.is_listening or self._sendings:
-            works = [each for each in (dist.all_reduce(exact, op=dist.ReduceOp.AVG, async_op=True), work) if each]
-            while not all(each.is_completed() for each in works):
-                self._send()
-                if not self._catch_up():
-                    time.sleep(PAUSE_S)
-            for each in works:
-                each.wait()
-        else:
-            dist.all_reduce(exact, op=dist.ReduceOp.AVG)
-            if work is not None:
-                work.wait()
+        self._reduce(averages)
         heard = dict(zip(world.members, self._gradients.told(averages, size), strict=True))
         self._check(world.own, heard)
         if holds:
@@ -136,6 +122,22 @@ class Replica:
         self._compares = bool(ready)
         self._sendings = {to: each for to, each in self._sendings.items() if to in self.listening}
         return heard
+
+    def _reduce(self, averages: Tensor) -> None:
+        """Averages the vector over all members. Transfers go on meanwhile."""
+        works, exact = list[Any](), averages
+        if self._codec != "none":
+            works, exact = [self._encoded(averages[: self._gradients.values])], averages[self._gradients.values :]
+        if self.is_listening or self._sendings:
+            works.append(dist.all_reduce(exact, op=dist.ReduceOp.AVG, async_op=True))
+            while not all(each.is_completed() for each in works):
+                self._send()
+                if not self._catch_up():
+                    time.sleep(PAUSE_S)
+        else:
+            dist.all_reduce(exact, op=dist.ReduceOp.AVG)
+        for each in works:
+            each.wait()
 
     def _encoded(self, values: Tensor) -> Any:
         """Averages gradients in the codec. The rank that makes a sum sends the same bytes to all."""
@@ -150,17 +152,18 @@ class Replica:
 
     def _check(self, own: int, heard: Mapping[int, Told]) -> None:
         """Raises DifferingError if not all that compute have the same."""
-        for kind, told in (
-            ("hyperparameters of the optimizer", {each: told.settings for each, told in heard.items()}),
-            ("state", {each: told.state for each, told in heard.items()}),
+        for kind, ours, told in (
+            ("hyperparameters", self._settings, {each: told.settings for each, told in heard.items()}),
+            ("parameters or optimizer states", self._state.sums, {each: told.state for each, told in heard.items()}),
         ):
-            if members := differing({each: round(value) for each, value in told.items() if value > 0}):
-                ours = self._settings() if kind.startswith("hyper") else self._state.sums()
+            members = [each for each, value in told.items() if value > 0]
+            if odd := odd_ones([round(told[each]) for each in members]):
+                found = {members[at] for at in odd}
                 raise DifferingError(
-                    f"rank {own}: rank(s) {', '.join(map(str, sorted(members)))} of the job have other {kind} than the "
-                    f"rest before step {self.made + 1} (here: {ours}); all must step alike: give the same schedule to "
-                    f"elastic() on all of them, and change learning rates by nothing else",
-                    members,
+                    f"rank {own}: rank(s) {', '.join(map(str, sorted(found)))} of the job have other {kind} than the "
+                    f"rest before step {self.made + 1} (here: {ours()}); all must step alike: begin with the same "
+                    f"parameters, give the same schedule to elastic(), and change learning rates by nothing else",
+                    found,
                 )
 
     def computing(self, members: Collection[int]) -> list[int]:

@@ -20,7 +20,7 @@ from ...errors import OperationTimeoutError, PeerLostError
 from ...transport.bootstrap import check_present
 from ...transport.native import host_key
 from ...transport.pulse import Pulse
-from ...transport.store_link import limit, root_of
+from ...transport.store_link import root_of
 from ...transport.survivors import BEGUN, PAUSE_S, Survivors, Verdict
 from ..group.backend import CommProcessGroup
 from ..group.options import Options
@@ -39,7 +39,6 @@ class World:
         """`timeout_s`: after so long a silence, a process of another host is dead. `own`: the number of this one, which
         `name` may give later."""
         self.root, self.token = root, token
-        limit(root, timeout_s)
         self.members: list[int] = []
         self._place, self.silence_s = place, timeout_s
         self.name(own)
@@ -87,7 +86,8 @@ class World:
         return self.pulse.dead(watched)
 
     def tell(self, part: str, value: Any) -> dict[int, Any]:
-        """Tells `value` to the other members that live, and returns theirs, by member, as JSON has it. All call.
+        """Tells `value` to the other members, and returns theirs, by member, as JSON has it. All call, once for a part.
+        Those that die meanwhile are left out; a collective would end with them.
 
         Values that are alike are read once. Raises OperationTimeoutError, which names who has not come.
         """

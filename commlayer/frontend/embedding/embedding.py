@@ -347,8 +347,10 @@ def ahead(batches: Iterable[Batch], tables: Mapping[Remote, Callable[[Batch], Te
     the table with the smallest `lookahead`. It ends on all ranks after as many batches as the rank with the fewest has;
     whoever leaves the loop earlier does so on all ranks, and calls `flush` of each table. Rows change only in `step`.
 
-    Raises ConfigError for rows outside of a table (on the other ranks: MismatchError).
+    Raises ConfigError without a table, and for rows outside of one (on the other ranks: MismatchError).
     """
+    if not tables:
+        raise ConfigError("embedding.ahead: no tables; give each table with the function that returns its rows")
     for table in tables:
         if table._now is not None:
             table.flush()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import torch.distributed as dist
 
 from ...errors import CommError, ConfigError
+from ..work.odd import odd_ones, usual
 
 
 @dataclasses.dataclass
@@ -38,12 +39,12 @@ def meet(group: dist.ProcessGroup, own: Introduction, remedies: Mapping[str, str
     for name in dict.fromkeys(name for other in all_told for name in other.settings):
         values = [other.settings.get(name) for other in all_told]
         if odd := odd_ones(values):
-            found = ", ".join(f"{values[at]!r} on rank {ranks[at]}" for at in sorted({_usual(values), odd[0]}))
+            found = ", ".join(f"{values[at]!r} on rank {ranks[at]}" for at in sorted({usual(values), odd[0]}))
             raise ConfigError(f"LocalSteps: {name} differs: {found}; {remedies.get(name, 'use the same on all ranks')}")
     for name in all_told[0].digests:
         values = [other.digests.get(name) for other in all_told]
         if odd := odd_ones(values):
-            others = ranks[_usual(values)]
+            others = ranks[usual(values)]
             raise ConfigError(
                 f"LocalSteps: {name!r} has other values on rank {ranks[odd[0]]} than on rank {others}: "
                 f"{remedies['digests']}"
@@ -63,14 +64,3 @@ def on_all(error: ErrorT, culprit: int) -> ErrorT:
 def is_on_all(error: BaseException) -> bool:
     """Whether the other ranks raise this error, too."""
     return bool(vars(error).get("is_on_all"))
-
-
-def _usual(values: Sequence[Any]) -> int:
-    """The first index of the most frequent value."""
-    return max(range(len(values)), key=lambda at: (values.count(values[at]), -at))
-
-
-def odd_ones(values: Sequence[Any]) -> list[int]:
-    """The indices whose value is not the most frequent one; of equally frequent ones the first counts."""
-    usual = values[_usual(values)]
-    return [at for at, value in enumerate(values) if value != usual]

@@ -17,8 +17,9 @@ from ...errors import CommError, ConfigError
 from ..gradients.commit import is_finite
 from ..group.backend import CommProcessGroup
 from ..work.context import labelled
+from ..work.odd import odd_ones
 from .fragment import Part
-from .meeting import odd_ones, on_all
+from .meeting import on_all
 
 
 class Head(NamedTuple):
