@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from bench.jobs.virtual_ranks import EncodedAverage, mean_into
 from commlayer.compress.codec import CodecPair
+from commlayer.frontend.local.living import Living
 from commlayer.frontend.local.outer import Outer
 from commlayer.frontend.local.rounds import Form, Rounds
 from commlayer.frontend.local.site import Site
@@ -151,7 +152,7 @@ class VirtualSites:
     def __init__(self, models: Sequence[nn.Module], turns: Turns, outer: Outer, form: Form) -> None:
         meeting = Meeting(len(models))
         self.rounds = [
-            Rounds(group, _weights_of(model), Site(None), turns, outer, form)
+            Rounds(Living(group), _weights_of(model), Site(None), turns, outer, form)
             for group, model in ((_group(meeting, site), model) for site, model in enumerate(models))
         ]
         self._threads = ThreadPoolExecutor(len(models), "site")

@@ -16,8 +16,8 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import commlayer
-from commlayer.frontend.elastic import world as module
 from commlayer.frontend.elastic.elastic import Job
+from commlayer.frontend.group import party as module
 from tests import ranks
 from tests.process import elastic_job
 from tests.process.elastic_job import SIZE, STEPS, Plan

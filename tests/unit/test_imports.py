@@ -46,7 +46,7 @@ MAY_IMPORT = {
         *("frontend.work", "frontend.device", "frontend.group"),
     },
     "frontend.local": {
-        *("errors", "kind", "config", "plans", "scheduler", "compress"),
+        *("errors", "kind", "config", "plans", "transport", "scheduler", "compress"),
         *("frontend.work", "frontend.group", "frontend.gradients"),
     },
     "frontend.overlap": {

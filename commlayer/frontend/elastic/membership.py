@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -10,13 +9,10 @@ import torch.distributed as dist
 
 from ...errors import ClosedError, CommError, ConfigError, MismatchError, PeerLostError
 from ...transport.log import log
-from ...transport.native import host_key
+from ..group.party import ATTEMPTS, here
 from .newcomers import Newcomers, ask, settings_of
 from .replica import Replica
 from .world import World
-
-ATTEMPTS = 16
-"""The most groups that the ranks try to make after a death, and a process that joins, before they give up."""
 
 JOIN_S = 1800.0
 """Longest wait of a process that joins."""
@@ -139,8 +135,9 @@ class Membership:
     def join(self, store: dist.Store, settings: Mapping[str, Any]) -> None:
         """Asks to join, until this rank is a member, which listens."""
         for _ in range(ATTEMPTS):
-            place = (host_key(), os.getpid())
-            self._world = world = ask(store, lambda token: settings_of(settings, token), place, self._silence_s, JOIN_S)
+            self._world = world = ask(
+                store, lambda token: settings_of(settings, token), here(), self._silence_s, JOIN_S
+            )
             self._replica.listen()
             try:
                 self._meet()

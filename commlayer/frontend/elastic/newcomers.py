@@ -21,7 +21,8 @@ from ...errors import ClosedError, CommError, ConfigError, OperationTimeoutError
 from ...transport.log import log
 from ...transport.secret import fingerprint, read_secret
 from ...transport.store_link import connection, limit, root_of
-from .world import JOB, Place, World
+from ..group.party import Place
+from .world import JOB, World
 
 LOOK_S = 0.1
 """Pause between two looks for newcomers, on the member that invites them."""

@@ -37,6 +37,7 @@ from ..group.backend import CommProcessGroup
 from ..group.options import NAME, Options
 from ..work.dynamo import untraced
 from .exact import ExactSteps, Measured
+from .living import Living
 from .meeting import Introduction, is_on_all, meet
 from .outer import Outer
 from .rounds import FIELDS, Form, Rounds
@@ -84,7 +85,9 @@ class LocalSteps:
     (learning rate, momentum) of the optimizer of the shared weights, SGD with Nesterov momentum; None: by `every` and
     `delay`. `samples` returns the number of this rank's samples in a step, and is called once in each: sites then count
     by their samples. `buffers`: "average" averages floating-point buffers, as of BatchNorm, "own" leaves each rank its
-    own. `fine` selects parameters that travel in bf16; None: those with fewer than two dimensions.
+    own. `fine` selects parameters that travel in bf16; None: those with fewer than two dimensions. After the death of a
+    site, once local steps have begun, the others go on without it, down to `min_sites` of them; None: they raise
+    PeerLostError.
 
     When `with` ends well, all fragments are sent a last time, and all ranks have the shared weights. When it ends with
     an error, the other ranks get an AbortedError at their next sync.
@@ -110,6 +113,7 @@ class LocalSteps:
         exact_steps: int = 0,
         buffers: str | None = None,
         fine: Fine | None = None,
+        min_sites: int | None = None,
     ) -> None:
         for name, given, kind, may_lack in (
             ("model", model, nn.Module, False),
@@ -123,9 +127,9 @@ class LocalSteps:
         self._every, self._fragments, self._delay, self._outer = every, fragments, delay, outer
         self._exact_steps = exact_steps
         self._codec, self._samples, self._buffers = codec, samples, buffers
-        self._given_group, self._fine = group, fine or Fine()
+        self._given_group, self._fine, self._min_sites = group, fine or Fine(), min_sites
         self._restored: dict[str, Any] | None = None
-        self._group: CommProcessGroup | None = None
+        self._living: Living | None = None
         self._exact: ExactSteps | None = None
         self._rounds: Rounds | None = None  # None in exact steps
         self._measured: Measured | None = None
@@ -137,7 +141,7 @@ class LocalSteps:
     def __enter__(self) -> LocalSteps:
         if Config.is_disabled():
             refuse("LocalSteps", "the sites would never exchange their weights")
-        if self._exact is not None or self._group is not None:
+        if self._exact is not None or self._living is not None:
             raise ConfigError("LocalSteps: its `with` has begun before; make a LocalSteps for each `with`")
         given = self._given_group or dist.distributed_c10d._get_default_group()
         # A group of its own: ranks may skip steps, so syncs keep no order with other operations of the job.
@@ -149,20 +153,20 @@ class LocalSteps:
             group_desc="commlayer.LocalSteps",
         )
         assert isinstance(made, CommProcessGroup)  # noqa: S101  # this rank is a member
-        self._group = made
+        self._living = Living(made)
         try:
-            self._begin(made)
+            self._begin(self._living)
         except BaseException:
             self._end()
             raise
         _entered.add(self)
         return self
 
-    def _begin(self, group: CommProcessGroup) -> None:
-        own = Introduction()
+    def _begin(self, living: Living) -> None:
+        group, own = living.group, Introduction()
         self._site = Site(self._model.process_group if isinstance(self._model, DistributedDataParallel) else None)
         try:
-            self._prepare(group, own)
+            self._prepare(living, own)
         except ConfigError as error:
             own.fault = str(error)
         device = next((parameter.device for parameter in self._model.parameters()), torch.device("cpu"))
@@ -170,6 +174,8 @@ class LocalSteps:
         if self._site.group is not None and self._site.size > 1:  # each rank has met others than its neighbour
             alike = {name: value for name, value in own.settings.items() if name != RANK_IN_SITE}
             meet(self._site.group, Introduction(settings=alike), REMEDIES)
+        if self._min_sites is not None:
+            living.watch(self._min_sites, Config.from_environment().peer_timeout_s)
         if self._rounds is not None and (flying := self._flying()):
             self._rounds.resume(flying)
         self._hooks = [
@@ -178,9 +184,9 @@ class LocalSteps:
             *(module.register_load_state_dict_pre_hook(_refuse_load) for module in self._model.modules()),
         ]
 
-    def _prepare(self, group: CommProcessGroup, own: Introduction) -> None:
+    def _prepare(self, living: Living, own: Introduction) -> None:
         """Checks the arguments, takes over the restored state, and tells both in `own`."""
-        restored = self._restored
+        group, restored = living.group, self._restored
         turns = self._turns_of(restored)
         outer = None if self._outer is None else Outer.of(self._outer)
         if self._codec not in CODECS:
@@ -197,18 +203,20 @@ class LocalSteps:
         self._weights = Weights(self._model, self._optimizer, self._buffers)
         self._check_groups(group)
         self._check_hosts(group)
+        self._check_min_sites(group)
         self._exact = ExactSteps(group, self._weights, self._site)
         own.digests = self._weights.digests()
         if restored is not None:
             self._exact.steps = restored["exact"]
         if turns is not None and (not self._exact_steps if restored is None else restored["rounds"] is not None):
-            self._rounds = self._rounds_of(group, turns)
+            self._rounds = self._rounds_of(living, turns)
         if self._rounds is not None and restored is not None:
             self._rounds.restore(restored["rounds"])
             own.digests = self._rounds.digests() | self._weights.fixed_digests()
         own.settings = {
             **({"every": self._every, "fragments": self._fragments} if turns is None else dataclasses.asdict(turns)),
             "exact_steps": self._exact_steps,
+            "min_sites": self._min_sites,
             "outer": outer,
             "codec": self._codec,
             "buffers": self._buffers,
@@ -231,10 +239,10 @@ class LocalSteps:
         Turns.of(EVERY_MAX, self._fragments, None)
         return None if restored is None or restored["turns"] is None else Turns(*restored["turns"])
 
-    def _rounds_of(self, group: CommProcessGroup, turns: Turns) -> Rounds:
+    def _rounds_of(self, living: Living, turns: Turns) -> Rounds:
         outer = Outer.default(turns) if self._outer is None else Outer.of(self._outer)
         form = Form(self._codec, self._fine, self._samples is not None)
-        return Rounds(group, self._weights, self._site, turns, outer, form)
+        return Rounds(living, self._weights, self._site, turns, outer, form)
 
     def _check_groups(self, group: CommProcessGroup) -> None:
         """Raises ConfigError unless this rank alone is in both groups, that of its site and that between sites."""
@@ -258,10 +266,25 @@ class LocalSteps:
                 f"codec='none', or make one site of the ranks of a host (DistributedDataParallel)"
             )
 
+    def _check_min_sites(self, group: CommProcessGroup) -> None:
+        """Raises ConfigError unless that many sites can go on after a death."""
+        if self._min_sites is None:
+            return
+        if not 1 <= whole(self._min_sites, -1) <= group.size():
+            raise ConfigError(
+                f"LocalSteps(min_sites={self._min_sites!r}): use a whole number, 1 to {group.size()}, the sites at the "
+                f"start; or None, with which a death ends the training"
+            )
+        if self._site.size > 1:
+            raise ConfigError(
+                f"LocalSteps(min_sites={self._min_sites}): sites of {self._site.size} ranks end with the first of them "
+                f"that dies; use one rank per site, or leave min_sites out"
+            )
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        exact, group = self._begun()
+        exact, living = self._begun()
         try:
             if error is None:
                 self._check_own()
@@ -271,14 +294,15 @@ class LocalSteps:
             raise
         finally:
             if error is not None and not is_on_all(error):
-                group.abort()  # the others would wait for this rank's next sync
+                living.withdraw()
+                living.group.abort()  # the others would wait for this rank's next sync
                 self._site.abort(error)
             self._end()
 
-    def _begun(self) -> tuple[ExactSteps, CommProcessGroup]:
-        if self._exact is None or self._group is None:
+    def _begun(self) -> tuple[ExactSteps, Living]:
+        if self._exact is None or self._living is None:
             raise ConfigError("LocalSteps: this works within `with LocalSteps(...) as local:`")
-        return self._exact, self._group
+        return self._exact, self._living
 
     def _end(self) -> None:
         """Lets go of the model and of the group."""
@@ -286,9 +310,9 @@ class LocalSteps:
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
-        group, self._group = self._group, None
-        if group is not None:
-            dist.destroy_process_group(group)
+        living, self._living = self._living, None
+        if living is not None:
+            living.close()
 
     # ---- steps ------------------------------------------------------------------------------------------------------
 
@@ -316,14 +340,14 @@ class LocalSteps:
         if self._rounds is not None:
             self._rounds.step(self._count())
             return
-        exact, group = self._begun()
+        exact, living = self._begun()
         exact.stepped()
         is_auto = self._every == "auto"
         is_due = exact.can_tell and self._measured is None if is_auto else True
         if is_due and exact.steps >= self._exact_steps:
-            self._begin_rounds(exact, group, is_auto=is_auto)
+            self._begin_rounds(exact, living, is_auto=is_auto)
 
-    def _begin_rounds(self, exact: ExactSteps, group: CommProcessGroup, *, is_auto: bool) -> None:
+    def _begin_rounds(self, exact: ExactSteps, living: Living, *, is_auto: bool) -> None:
         """The last exact step was made: local steps begin, if they are worth it. All ranks come to the same result."""
         turns: Turns | None
         if is_auto:
@@ -334,10 +358,10 @@ class LocalSteps:
         else:
             turns = self._turns_of(None)
         if turns is not None:
-            rounds = self._rounds_of(group, turns)
+            rounds = self._rounds_of(living, turns)
             rounds.adopt()
             self._rounds = rounds
-        if is_auto and dist.get_rank(group) == 0:
+        if is_auto and living.group.rank() == 0:
             log.info("LocalSteps: %s", self.explain())
 
     def _count(self) -> float:
@@ -393,7 +417,7 @@ class LocalSteps:
         Raises ConfigError within `with`, and unless `state` came from `state_dict`. Whether it fits the model and the
         states of the other ranks is checked when `with` begins.
         """
-        if self._group is not None:
+        if self._living is not None:
             raise ConfigError("LocalSteps.load_state_dict: a sync may be in flight; call it before `with` begins")
         if missing := {"exact", "turns", "rounds"} - set(state) or set(FIELDS) - set(state["rounds"] or FIELDS):
             raise ConfigError(f"LocalSteps.load_state_dict: not the state of a LocalSteps, it lacks {sorted(missing)}")

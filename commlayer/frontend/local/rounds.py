@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import BroadcastOptions
 
 from ...compress.codec import FINE, codec_of
 from ...compress.fine import Fine
 from ...errors import ConfigError
-from ..group.backend import CommProcessGroup
 from .fragment import adopt, fragments_of
+from .living import LOST, Living
 from .outer import PLAIN, Outer
 from .site import Site
-from .sync import Head, Sync, finite
+from .sync import Head, Outcome, Sync, finite
 from .turns import Turns
 from .weights import Weights
 
@@ -35,11 +39,9 @@ class Form(NamedTuple):
 class Rounds:
     """The shared weights G begin as the model's weights of now. All ranks make the same syncs in the same order."""
 
-    def __init__(
-        self, group: CommProcessGroup, weights: Weights, site: Site, turns: Turns, outer: Outer, form: Form
-    ) -> None:
+    def __init__(self, living: Living, weights: Weights, site: Site, turns: Turns, outer: Outer, form: Form) -> None:
         self.turns, self.outer = turns, outer
-        self._group, self._weights, self._site, self._form = group, weights, site, form
+        self._living, self._weights, self._site, self._form = living, weights, site, form
         self.fragments = fragments_of(list(weights.parameters.values()), turns.fragments, form.fine, site)
         self.steps = 0
         """Local steps of this rank, including those before a checkpoint."""
@@ -50,10 +52,11 @@ class Rounds:
         self._weighed = [0.0] * turns.fragments  # samples that the last sync had, by fragment
         self._buffers = weights.flat_buffers()  # as all sites have them
         self._sync: Sync | None = None
+        self._last: Outcome | None = None  # of the last sync, for sites that lack it after a death
 
     def adopt(self) -> None:
         """Takes the weights of the first site. All ranks call."""
-        adopt(self._group, self.fragments)
+        adopt(self._living.group, self.fragments)
         self._put_shared()
 
     def step(self, samples: float) -> None:
@@ -76,7 +79,8 @@ class Rounds:
         """Makes the last syncs, and gives the model the shared weights.
 
         Ranks that skipped steps have begun fewer syncs than others: they take part until all leave. Then each fragment
-        is sent once more.
+        is sent once more. A site that dies after that is not missed, but those that live make sure that all have the
+        last sync.
         """
         self._finish()
         together = 0
@@ -84,11 +88,24 @@ class Rounds:
             self._start(is_leaving=True)
             heads = self._finish()
             together = together + 1 if all(head.is_leaving for head in heads) else 0
+        if self._living.goes_on:
+            self._close()
         self._put_shared()
+
+    def _close(self) -> None:
+        """Returns once all sites that live have made the last sync."""
+        while not self._living.is_finished:
+            try:
+                self._living.group.barrier().wait()
+            except LOST as error:
+                self._living.regroup(error, functools.partial(self._meet, None))
+            else:
+                self._living.finish()
+                return
 
     def _start(self, *, is_leaving: bool = False) -> None:
         """Begins the next sync."""
-        self._weights.check_unchanged(self._group.who)
+        self._weights.check_unchanged(self._living.group.who)
         at = self.turns.fragment(self.syncs)
         fragment = self.fragments[at]
         difference = fragment.weights().sub_(fragment.shared)
@@ -105,7 +122,8 @@ class Rounds:
         pair = codec_of(self._form.codec).pair
         fine = None if pair is None else codec_of(FINE).pair
         parts = self.fragments[self.turns.fragment(head.turn)].parts
-        sync = Sync(self._group, head, difference, parts, pair, fine, buffers, self._form.is_weighted, age)
+        weighted = self._form.is_weighted
+        sync = Sync(self._living.group, head, difference, parts, pair, fine, buffers, weighted, age)
         sync.start()
         self._sync = sync
 
@@ -114,14 +132,58 @@ class Rounds:
         if self._sync is None:
             return ()
         sync, self._sync = self._sync, None
-        outcome = self._site.agreed(sync.finish, self._weights.device)
+        sync, outcome = self._site.agreed(lambda: self._ended(sync), self._weights.device)
         fragment = self.fragments[self.turns.fragment(sync.head.turn)]
         outer = PLAIN if outcome.is_rest else self.outer
-        fragment.add(fragment.update(outcome.average, outer).sub_(outcome.counted))
+        fragment.add(fragment.update(outcome.average, outer).sub_(sync.counted()))
         if len(outcome.buffers) and any(head.samples for head in outcome.heads):
             self._buffers = outcome.buffers
             self._weights.put_buffers(outcome.buffers)
+        if self._living.goes_on:
+            self._last = outcome
         return outcome.heads
+
+    # ---- after a death ----------------------------------------------------------------------------------------------
+
+    def _ended(self, sync: Sync) -> tuple[Sync, Outcome]:
+        """Waits for a sync. After a death the sites that live apply it if one of them has its outcome; else they send
+        it again, each the same values. Returns the sync that has ended, and its outcome."""
+        while True:
+            try:
+                if sync.group is not self._living.group:
+                    sync = dataclasses.replace(sync, group=self._living.group)
+                    sync.start()
+                return sync, sync.finish()
+            except LOST as error:
+                outcome = self._living.regroup(error, functools.partial(self._meet, sync))
+                if outcome is not None:
+                    return sync, outcome
+
+    def _meet(self, sync: Sync | None) -> Outcome | None:
+        """All sites of the new group call, with their sync that has not ended. Returns its outcome, if another site has
+        it.
+
+        A site begins a sync when it has the outcome of the one before, so that is the only one that others may lack.
+        """
+        group = self._living.group
+        ended = self.syncs if sync is None else sync.head.turn
+        last = None if self._last is None else (self._last.heads, self._last.is_rest)
+        reports: list[Any] = [None] * group.size()
+        dist.all_gather_object(reports, (ended, last), group)
+        most = max(theirs for theirs, _ in reports)
+        if all(theirs == most for theirs, _ in reports):
+            return None
+        options = BroadcastOptions()
+        options.rootRank = next(rank for rank, (theirs, _) in enumerate(reports) if theirs == most)
+        outcome = self._last
+        if sync is not None and ended < most:
+            heads, is_rest = reports[options.rootRank][1]
+            outcome = Outcome(heads, torch.empty_like(sync.difference), is_rest, torch.empty_like(sync.buffers))
+        assert outcome is not None  # noqa: S101  # a site that has ended a sync keeps its outcome
+        for values in (outcome.average, outcome.buffers):
+            if len(values):
+                group.broadcast([values], options).wait()
+        return outcome if ended < most else None
 
     def _put_shared(self) -> None:
         for fragment in self.fragments:

@@ -39,15 +39,13 @@ class Head(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """The end of a sync."""
+    """The end of a sync, the same on all ranks."""
 
     heads: list[Head]
     average: Tensor
     """The average change D of the sites, weighted by samples."""
     is_rest: bool
     """Whether no site has made a step: the changes are then what an earlier sync has left."""
-    counted: Tensor
-    """q: the change of this site as the owners have counted it."""
     buffers: Tensor
     """The average of the sites' buffers."""
 
@@ -104,17 +102,22 @@ class Sync:
                 waited.wait()
         heads = [_head(values) for values in self._heads.tolist()]
         self._check(heads)
+        total = sum(head.samples for head in heads) if self.is_weighted else 1.0
+        total = total or 1.0  # nobody has samples: all values are 0
+        is_rest = not any(head.steps for head in heads)
+        return Outcome(heads, self._target / total, is_rest, self._averages / total)
+
+    def counted(self) -> Tensor:
+        """q: the change of this site as the owners have counted it. Holds once a site has the sync's outcome."""
+        if not self._weight:
+            return torch.zeros_like(self.difference)
         lost = torch.zeros_like(self._source)
         for part, work in self._works:
             for offset, length in work.kept:  # type: ignore[attr-defined]  # a CommWork
                 first = part.start + offset // lost.itemsize
                 last = first + length // lost.itemsize
                 lost[first:last] = self._source[first:last]
-        counted = self.difference - lost / self._weight if self._weight else torch.zeros_like(self.difference)
-        total = sum(head.samples for head in heads) if self.is_weighted else 1.0
-        total = total or 1.0  # nobody has samples: all values are 0
-        is_rest = not any(head.steps for head in heads)
-        return Outcome(heads, self._target / total, is_rest, counted, self._averages / total)
+        return self.difference - lost / self._weight
 
     def _check(self, heads: Sequence[Head]) -> None:
         who = self.group.who

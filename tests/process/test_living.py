@@ -1,0 +1,120 @@
+"""Sites that die within `LocalSteps(min_sites=...)`: the others go on, with one state."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import commlayer
+from commlayer.frontend.group import party
+from tests import ranks
+from tests.process import local_deaths
+from tests.process.local_deaths import SIZE, Plan, check
+from tests.process.test_local_errors import begin, check_refused, run
+from tests.process.test_local_steps import Net, train
+
+
+@pytest.mark.parametrize("wire", [ranks.UDP, {}], ids=["udp", "shm"])
+@pytest.mark.parametrize("seed", range(3))
+def test_drawn_deaths(seed: int, wire: dict[str, str]) -> None:
+    check(local_deaths.random_plan(1000 + seed), environ=wire)
+
+
+@pytest.mark.parametrize("codec", ["none", "int4-int8"])
+def test_a_sync_that_one_site_has_is_applied_by_all(codec: str) -> None:
+    """Rank 2 dies when it has contributed to sync 3. Rank 1 learns of the death, and not of the average."""
+    plan = Plan(codec=codec, deaf=((1, 3),), kills=((2, 4, 0.0),), has_buffers=True)
+    assert check(plan, environ=ranks.UDP) == [3]
+
+
+def test_a_sync_that_no_site_has_is_sent_again() -> None:
+    assert check(Plan(kills=((2, 4, 0.0),), deaf=((0, 3), (1, 3), (3, 3))), environ=ranks.UDP) == []
+
+
+def test_a_death_after_the_last_sync_costs_nothing() -> None:
+    assert check(Plan(late=(1, 3))) == []
+
+
+def too_few(rank: int, size: int) -> str:
+    def die(step: int, _: Any) -> None:
+        if rank > 1 and step == 3 * rank:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    ranks.init(rank, size)
+    begun_s = time.monotonic()
+    with pytest.raises(commlayer.PeerLostError, match="are fewer than min_sites=3; restore a checkpoint") as error:
+        run(Net(), rank, 40, die, min_sites=3)
+    assert error.value.culprit in (2, 3)
+    assert time.monotonic() - begun_s < 15.0
+    return "PeerLostError"
+
+
+def test_too_few_sites_end_the_training() -> None:
+    found = ranks.outcomes(too_few, SIZE, environ=ranks.UDP)
+    assert [found[rank].result for rank in (0, 1)] == ["PeerLostError"] * 2, found
+
+
+def frozen(rank: int, size: int) -> str:
+    """Rank 1 stops: for the others, it is a process of another host. When it wakes, they have gone on."""
+    vars(party)["host_key"] = lambda: f"host {rank}"
+
+    def freeze(step: int, _: Any) -> None:
+        if (rank, step) == (1, 3):
+            if os.fork() == 0:
+                time.sleep(6.0)
+                os.kill(os.getppid(), signal.SIGCONT)
+                os._exit(0)
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    ranks.init(rank, size)
+    try:
+        run(Net(), rank, 12, freeze, min_sites=1)
+    except commlayer.PeerLostError as error:
+        return str(error)
+    return "went on"
+
+
+def test_a_frozen_site_learns_that_the_others_went_on() -> None:
+    found = ranks.results(ranks.outcomes(frozen, 3, environ={**ranks.UDP, "COMMLAYER_PEER_TIMEOUT_S": "2"}), ())
+    assert found[0] == found[2] == "went on", found
+    assert "gone on without it; end this process" in found[1], found
+
+
+def early(rank: int, size: int) -> str:
+    def die(step: int, _: Any) -> None:
+        if (rank, step) == (1, 2):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    ranks.init(rank, size)
+    with pytest.raises(commlayer.PeerLostError, match="rank 1"):
+        run(Net(), rank, 12, die, min_sites=1, exact_steps=5)
+    return "PeerLostError"
+
+
+def test_a_death_in_exact_steps_ends_the_training() -> None:
+    found = ranks.outcomes(early, 3, environ=ranks.UDP)
+    assert [found[rank].result for rank in (0, 2)] == ["PeerLostError"] * 2, found
+
+
+@ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
+def test_wrong_numbers_of_sites(rank: int, size: int) -> None:
+    for wrong in (0, 3, "2"):
+        check_refused(r"LocalSteps\(min_sites=.*\): use a whole number, 1 to 2", Net(), min_sites=wrong)
+    check_refused("min_sites differs: None on rank 0, 1 on rank 1", Net(), min_sites=1 if rank else None)
+    with begin(Net(), min_sites=2) as local:
+        train(local._model, local._optimizer, rank, range(3))
+
+
+@ranks.on(4, ranks.run_job, environ=ranks.NETWORK)
+def test_sites_of_several_ranks_are_refused(rank: int, size: int) -> None:
+    sites = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    between = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+    model = DistributedDataParallel(Net(), process_group=sites[rank // 2])
+    text = r"LocalSteps\(min_sites=1\): sites of 2 ranks end with the first of them that dies"
+    check_refused(text, model, group=between[rank % 2], min_sites=1)
