@@ -90,7 +90,9 @@ class Watched(Rounds):
         self.taken: list[int] = []
 
     def _begin(self, head: Any, difference: Tensor, *given: Any) -> None:
-        torch.save(difference, self.folder / f"{self.rank} {head.turn}")
+        writing = self.folder / f"{self.rank} {head.turn} half"  # it may be killed there
+        torch.save(difference, writing)
+        writing.rename(self.folder / f"{self.rank} {head.turn}")
         super()._begin(head, difference, *given)
         for rank, turn, after_s in self.plan.kills:
             if (rank, turn) == (self.rank, head.turn):
@@ -132,7 +134,8 @@ def _die(after_s: float) -> None:
 def train(rank: int, size: int, plan: Plan, folder: str) -> Report | None:
     ranks.init(rank, size, timeout=timedelta(seconds=20))
     model = Given()
-    model.register_buffer("mean", torch.zeros(3 if plan.has_buffers else 0))
+    mean = torch.zeros(3 if plan.has_buffers else 0)
+    model.register_buffer("mean", mean)
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     samples = None if plan.weights is None else lambda: plan.weights[rank]  # type: ignore[index]
     local = commlayer.LocalSteps(
@@ -150,12 +153,12 @@ def train(rank: int, size: int, plan: Plan, folder: str) -> Report | None:
                     raise Stopped
                 time.sleep(pauses.uniform(0, 0.002))
                 model.step(optimizer, rank, step)
-                model.mean += 1 + rank
+                mean += 1 + rank
     except Stopped:
         return None
     finally:
         dist.destroy_process_group()
-    return Report([*model.values().tolist(), *model.mean.tolist()], rounds.ended, rounds.taken)
+    return Report([*model.values().tolist(), *mean.tolist()], rounds.ended, rounds.taken)
 
 
 def check(plan: Plan, **options: Any) -> list[int]:
@@ -171,6 +174,7 @@ def check(plan: Plan, **options: Any) -> list[int]:
         sent = {
             (rank, turn): torch.load(path).double()
             for path in Path(folder).iterdir()
+            if "half" not in path.name
             for rank, turn in [map(int, path.name.split())]
         }
     first = next(iter(lived.values()))
