@@ -3,6 +3,7 @@
     python -m bench.local_steps                 all links (about 20 minutes; the links need root)
     python -m bench.local_steps --only 20       one rate in Mbit/s, merged into the kept results
     python -m bench.local_steps --only 8x2      8 sites of 2 ranks, 20 and 1,000 Mbit/s, 100 ms there and back, 1 % loss
+    python -m bench.local_steps --only speeds   4 sites of speeds 1, 1, 1 and 1/2 at 20 Mbit/s
     python -m bench.local_steps --train         trainings end to end at 20 and 100 Mbit/s (6 minutes)
     python -m bench.local_steps --quick         one round at 100 Mbit/s; keeps nothing
     python -m bench.local_steps --table         only the tables of the kept results
@@ -51,7 +52,8 @@ MODULE = "bench.local_steps"
 RATES_MBIT_S = (20, 100, 200, 1000)
 SITES_OF_TWO = "8x2"
 SITES_OF_TWO_RATES = (20, 1000)
-CASES = (*map(str, RATES_MBIT_S), SITES_OF_TWO)
+SPEEDS = "speeds"
+CASES = (*map(str, RATES_MBIT_S), SITES_OF_TWO, SPEEDS)
 ROUNDS = 3
 HOSTS = 4
 
@@ -83,6 +85,18 @@ def jobs_of_two() -> list[Job]:
         Job(ALONE, is_alone=True, **common),
         Job(LOCAL_AUTO, local={"every": "auto"}, warm_up=8, steps=24, **common),
         *(Job(name_of(h), local={"every": h}, warm_up=1, steps=24, **common) for h in (8, 32)),
+    ]
+
+
+EQUAL, UNEVEN = "equal steps", "uneven steps"
+
+
+def jobs_of_speeds() -> list[Job]:
+    """Sites of which one has half the speed of the others: all make as many steps, or each as many as it can."""
+    given: dict[str, Any] = {"speeds": (1.0, 1.0, 1.0, 0.5), "steps": 192, "warm_up": 12}
+    return [
+        Job(EQUAL, local={"every": 24, "outer": (1.0, 0.0)}, **given),
+        Job(UNEVEN, local={"every": 24, "outer": (1.0, 0.0), "uneven": True}, **given),
     ]
 
 
@@ -157,17 +171,17 @@ def measure_case(case: str, rounds: int, *, short: bool = False) -> dict[str, An
     """The results of a case by the name of its network. Raises RuntimeError if a rank failed."""
     found = {}
     is_of_two = case == SITES_OF_TWO
-    for rate in SITES_OF_TWO_RATES if is_of_two else (int(case),):
+    for rate in SITES_OF_TWO_RATES if is_of_two else (RATES_MBIT_S[0] if case == SPEEDS else int(case),):
         link = Link(rate_bps=rate * 1e6, loss=0.01 * is_of_two, delay_ms=50.0 * is_of_two)
         hosts, per_host = (8, 2) if is_of_two else (HOSTS, 1)
         algorithms = ("cubic", "bbr")
         scenario = Scenario(hosts, (link,), ranks_per_host=per_host, tcp_congestion_control=algorithms)
-        jobs = jobs_of_two() if is_of_two else jobs_of()
+        jobs = jobs_of_two() if is_of_two else jobs_of_speeds() if case == SPEEDS else jobs_of()
         if short:
             jobs = [dataclasses.replace(job, steps=2) for job in jobs]
         about = machine.facts()
         request = {"jobs": [dataclasses.asdict(job) for job in in_turns(jobs, rounds)]}
-        name = f"{hosts} x {per_host}, {rate} Mbit/s"
+        name = f"{hosts} x {per_host}, {rate} Mbit/s" + ", one of half the speed" * (case == SPEEDS)
         runs = turns.measure(scenario, MODULE, request, f"local_steps.{case}.{rate}")
         order = {job.system: i for i, job in enumerate(jobs)}
         runs.sort(key=lambda log: order[log["job"]["system"]])
@@ -257,11 +271,43 @@ def _network(name: str, network: Mapping[str, Any], losses: Mapping[str, Any]) -
     return [f"### {name}", "\n".join(lines), conditions]
 
 
+def _speeds(name: str, network: Mapping[str, Any]) -> list[str]:
+    runs = by_system(network["runs"])
+    rates = {system: [1 / log["step_s"][0] for log in logs] for system, logs in runs.items()}
+    lines = ["| system | steps of all sites per second | range | times as many | of them by a fast site | busy CPU |"]
+    lines.append("|---" * 6 + "|")
+    for system, values in rates.items():
+        cells = [
+            system,
+            f"{statistics.median(values):.1f}",
+            f"{min(values):.1f} to {max(values):.1f}",
+            _ratio(values, rates[EQUAL], 1.0),
+            f"{statistics.median(log['own'] for log in runs[system]):.1%}",
+            turns.busy_cell(runs[system]),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    job = network["runs"][0]["job"]
+    about = network["machine"]
+    conditions = (
+        f"{Scenario.from_table(network['network'])}. A step is a sleep of {job['step_s'] * 1e3:.0f} ms, and of "
+        f"{job['step_s'] / min(job['speeds']) * 1e3:.0f} ms on the slow site; H is {job['local']['every']}. "
+        f"The limit is {sum(job['speeds']) / len(job['speeds']) / min(job['speeds']):.2f}. Measured {network['measured']} on "
+        f"{about['cores']} cores of {about['cpu']}, {about['kernel']}, torch {about['torch']}, load average "
+        f"{about['load_average']} at the start, commit {about['git_commit']}."
+    )
+    return [f"### {name}", "\n".join(lines), conditions]
+
+
 def table(content: Mapping[str, Any], losses: Mapping[str, Any]) -> str:
     """The tables of the page, as Markdown: only from the results."""
     parts = []
     for name, network in content.items():
-        parts += _trained(name, network) if name.startswith(TRAINING) else _network(name, network, losses)
+        if name.startswith(TRAINING):
+            parts += _trained(name, network)
+        elif network["runs"][0]["job"].get("speeds"):
+            parts += _speeds(name, network)
+        else:
+            parts += _network(name, network, losses)
     return "\n\n".join(parts) or "Nothing was measured."
 
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from bench.harness.turns import Log
 from bench.jobs import training
 from bench.jobs.data_parallel import LAYERS, Layer
 from bench.jobs.training import interface_bytes
+from commlayer.tools.bench.cpu import CpuTime
 
 WIDTH = 366
 """As many values as the GPT of docs/training.md has: 1.07 million."""
@@ -55,6 +57,8 @@ class Job:
     step_s: float = STEP_S
     """The sleep of a step."""
     ranks_per_host: int = 1
+    speeds: tuple[float, ...] = ()
+    """The ranks' speeds; empty: all have the same."""
 
 
 def sleeper(step_s: float) -> nn.Sequential:
@@ -108,6 +112,8 @@ def local_of(
 
 def train(job: Job) -> Log:
     """Seconds and bytes of each step, and the words of `explain`. Bytes are those that this host sent."""
+    if job.speeds:
+        job = dataclasses.replace(job, step_s=job.step_s / job.speeds[dist.get_rank()])
     site, peers = groups_of(job.ranks_per_host)
     model = model_of(job, site)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
@@ -129,6 +135,9 @@ def train(job: Job) -> Log:
             step()
         every = job.period or (1 if local is None else every_of(local))
         counts.clear()
+        if job.speeds:
+            assert local is not None  # for mypy
+            return _trained(local, step, job.steps)
         log = turns.timed(step, every, -(-job.steps // every) * every, trace=False)
         counts.append(interface_bytes())
         words = "" if local is None else local.explain()
@@ -140,6 +149,19 @@ def train(job: Job) -> Log:
         "every": every,
         "words": words or ("" if state is None else state.explain()),
     }
+
+
+def _trained(local: commlayer.LocalSteps, step: Callable[[], None], steps: int) -> Log:
+    """Seconds per step of any site, while sites of unequal speed train `steps` of them; and the part of this rank."""
+    first = local.trained
+    while local.trained == first:  # until a sync
+        step()
+    first, own, begin_s, begin_cpu = local.trained, local.steps, time.perf_counter(), CpuTime.now()
+    while local.trained < first + steps:
+        step()
+    seconds, trained = time.perf_counter() - begin_s, local.trained - first
+    used = turns.busy(CpuTime.now() - begin_cpu, seconds)
+    return {"step_s": [seconds / trained], **used, "own": (local.steps - own) / trained}
 
 
 def every_of(local: commlayer.LocalSteps) -> int:

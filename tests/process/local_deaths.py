@@ -57,6 +57,10 @@ class Plan:
     late: tuple[int, ...] = ()
     """Ranks that are killed after the last sync."""
     has_buffers: bool = False
+    is_uneven: bool = False
+    """Then `steps` is the number of steps that the sites make in the mean."""
+    pauses_s: tuple[float, ...] = (0.002,) * SIZE
+    """The longest computation of a step, by rank."""
 
 
 @dataclasses.dataclass
@@ -67,6 +71,7 @@ class Report:
     """Parameters, then buffers."""
     syncs: list[tuple[tuple[int, ...], tuple[float, ...]]]
     """Who took part in each sync, and with how many samples."""
+    steps: int
     taken: list[int]
     """The turns of the syncs whose outcome came from another site, after a death."""
 
@@ -140,7 +145,7 @@ def train(rank: int, size: int, plan: Plan, folder: str) -> Report | None:
     samples = None if plan.weights is None else lambda: plan.weights[rank]  # type: ignore[index]
     local = commlayer.LocalSteps(
         model, optimizer, plan.every, plan.fragments, (1.0, 0.0), plan.codec, samples, delay=plan.delay,
-        min_sites=plan.min_sites, buffers="average",
+        min_sites=plan.min_sites, buffers="average", uneven=plan.is_uneven,
     )  # fmt: skip
     pauses = random.Random(f"{plan.seed} {rank}")
     try:
@@ -148,24 +153,26 @@ def train(rank: int, size: int, plan: Plan, folder: str) -> Report | None:
             rounds: Any = local._rounds
             rounds.__class__ = Watched
             rounds.watch(rank, size, plan, Path(folder))
-            for step in range(plan.steps):
+            for step in range(plan.steps if not plan.is_uneven else 1000):
+                if plan.is_uneven and local.trained >= size * plan.steps:
+                    break
                 if (rank, step) in plan.stops:
                     raise Stopped
-                time.sleep(pauses.uniform(0, 0.002))
+                time.sleep(pauses.uniform(0, plan.pauses_s[rank]))
                 model.step(optimizer, rank, step)
                 mean += 1 + rank
     except Stopped:
         return None
     finally:
         dist.destroy_process_group()
-    return Report([*model.values().tolist(), *mean.tolist()], rounds.ended, rounds.taken)
+    return Report([*model.values().tolist(), *mean.tolist()], rounds.ended, local.steps, rounds.taken)
 
 
-def check(plan: Plan, **options: Any) -> list[int]:
+def check(plan: Plan, **options: Any) -> dict[int, Report]:
     """Runs the plan. All that live must have the same weights, bit by bit; each sync has the same sites for all of
     them; and the shared weights are the sum of what these have sent, in which each step counts once.
 
-    Returns the turns of the syncs whose outcome a site had from another one.
+    Returns the reports of the ranks that live.
     """
     with tempfile.TemporaryDirectory() as folder:
         killed = {rank for rank, *_ in plan.kills} | set(plan.late)
@@ -185,7 +192,7 @@ def check(plan: Plan, **options: Any) -> list[int]:
     counted = {rank: [torch.zeros_like(values) for values in shared] for rank in lived}
     for turn, (members, samples) in enumerate(first.syncs):
         at = turn % plan.fragments
-        weights = samples if plan.weights is not None else (1.0,) * len(members)
+        weights = samples if plan.weights is not None or plan.is_uneven else (1.0,) * len(members)
         for rank, weight in zip(members, weights, strict=True):
             shared[at] += sent[rank, turn] * weight / (sum(weights) or 1.0)
             if rank in counted and weight:
@@ -195,21 +202,21 @@ def check(plan: Plan, **options: Any) -> list[int]:
         assert _apart(ours.double(), theirs) < limit, "the shared weights are not what the sites have sent"
     for rank, parts in counted.items():
         if plan.codec == "none" and (plan.weights is None or plan.weights[rank]):
-            for ours, steps in zip(parts, _fragments(_made(plan, rank), plan), strict=True):
+            for ours, steps in zip(parts, _fragments(_made(rank, lived[rank].steps), plan), strict=True):
                 assert _apart(ours, steps.double()) < 1e-4, f"a step of rank {rank} was lost, or counted twice"
-    return [turn for report in lived.values() for turn in report.taken]
+    return lived
 
 
 def _apart(values: Tensor, others: Tensor) -> float:
     return float((values - others).norm() / others.norm())
 
 
-def _made(plan: Plan, rank: int) -> Tensor:
+def _made(rank: int, steps: int) -> Tensor:
     """The sum of a rank's own steps."""
     model = Given()
     start = model.values()
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
-    for step in range(plan.steps):
+    for step in range(steps):
         model.step(optimizer, rank, step)
     return model.values() - start
 
@@ -236,15 +243,18 @@ def random_plan(seed: int) -> Plan:
         else:
             stops.append((victim, draw.randrange(steps)))
     weights = tuple(draw.randint(0, 4) for _ in range(SIZE)) if draw.random() < 0.3 else None
+    is_uneven = draw.random() < 0.3
     return Plan(
         seed,
         every,
         fragments,
         draw.randint(0, -(-every // fragments)),
-        draw.choice(CODECS) if weights is None else "none",
+        draw.choice(CODECS) if weights is None and not is_uneven else "none",
         weights,
         steps,
         has_buffers=draw.random() < 0.5,
+        is_uneven=is_uneven,
+        pauses_s=tuple(draw.uniform(0.0, 0.008 if is_uneven else 0.002) for _ in range(SIZE)),
         kills=tuple(kills),
         stops=tuple(stops),
     )
@@ -258,7 +268,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     taken = 0
     for seed in range(given.first, given.first + given.seeds):
         plan = random_plan(seed)
-        found = check(plan, environ=ranks.UDP if seed % 2 else None)
+        lived = check(plan, environ=ranks.UDP if seed % 2 else None)
+        found = [turn for report in lived.values() for turn in report.taken]
         taken += len(found)
         print(seed, plan.kills, plan.stops, f"from another site: {found}" if found else "", flush=True)
     print(f"{given.seeds} seeds: all states equal, no sync lost; {taken} outcomes of syncs came from another site")

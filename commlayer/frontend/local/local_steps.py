@@ -87,7 +87,8 @@ class LocalSteps:
     by their samples. `buffers`: "average" averages floating-point buffers, as of BatchNorm, "own" leaves each rank its
     own. `fine` selects parameters that travel in bf16; None: those with fewer than two dimensions. After the death of a
     site, once local steps have begun, the others go on without it, down to `min_sites` of them; None: they raise
-    PeerLostError.
+    PeerLostError. `uneven`: a site begins a turn as soon as another one does, after as many steps as it has made by
+    then; sites count by their steps, or samples. End the loops of uneven sites by `trained`.
 
     When `with` ends well, all fragments are sent a last time, and all ranks have the shared weights. When it ends with
     an error, the other ranks get an AbortedError at their next sync.
@@ -114,6 +115,7 @@ class LocalSteps:
         buffers: str | None = None,
         fine: Fine | None = None,
         min_sites: int | None = None,
+        uneven: bool = False,
     ) -> None:
         for name, given, kind, may_lack in (
             ("model", model, nn.Module, False),
@@ -127,7 +129,8 @@ class LocalSteps:
         self._every, self._fragments, self._delay, self._outer = every, fragments, delay, outer
         self._exact_steps = exact_steps
         self._codec, self._samples, self._buffers = codec, samples, buffers
-        self._given_group, self._fine, self._min_sites = group, fine or Fine(), min_sites
+        self._given_group, self._fine = group, fine or Fine()
+        self._min_sites, self._uneven = min_sites, uneven
         self._restored: dict[str, Any] | None = None
         self._living: Living | None = None
         self._exact: ExactSteps | None = None
@@ -175,7 +178,9 @@ class LocalSteps:
             alike = {name: value for name, value in own.settings.items() if name != RANK_IN_SITE}
             meet(self._site.group, Introduction(settings=alike), REMEDIES)
         if self._min_sites is not None:
-            living.watch(self._min_sites, Config.from_environment().peer_timeout_s)
+            living.watch(self._min_sites, self._silence_s)
+        if self._rounds is not None:
+            self._rounds.listen(self._silence_s)
         if self._rounds is not None and (flying := self._flying()):
             self._rounds.resume(flying)
         self._hooks = [
@@ -183,6 +188,10 @@ class LocalSteps:
             self._optimizer.register_step_post_hook(self._after_step),
             *(module.register_load_state_dict_pre_hook(_refuse_load) for module in self._model.modules()),
         ]
+
+    @property
+    def _silence_s(self) -> float:
+        return Config.from_environment().peer_timeout_s
 
     def _prepare(self, living: Living, own: Introduction) -> None:
         """Checks the arguments, takes over the restored state, and tells both in `own`."""
@@ -198,6 +207,8 @@ class LocalSteps:
             raise ConfigError(f"LocalSteps(buffers={self._buffers!r}): use one of {', '.join(map(repr, BUFFERS))}")
         if self._samples is not None and not callable(self._samples):
             raise ConfigError(f"LocalSteps(samples={self._samples!r}): give a function that returns a count, or None")
+        if not isinstance(self._uneven, bool):
+            raise ConfigError(f"LocalSteps(uneven={self._uneven!r}): use True or False")
         if whole(self._exact_steps, -1) < 0:
             raise ConfigError(f"LocalSteps(exact_steps={self._exact_steps!r}): use a whole number, 0 or more (steps)")
         self._weights = Weights(self._model, self._optimizer, self._buffers)
@@ -221,6 +232,7 @@ class LocalSteps:
             "codec": self._codec,
             "buffers": self._buffers,
             "samples": self._samples is not None,
+            "uneven": self._uneven,
             "ranks per site": self._site.size,
             RANK_IN_SITE: self._site.rank,
             "model": self._weights.shapes(),
@@ -241,7 +253,7 @@ class LocalSteps:
 
     def _rounds_of(self, living: Living, turns: Turns) -> Rounds:
         outer = Outer.default(turns) if self._outer is None else Outer.of(self._outer)
-        form = Form(self._codec, self._fine, self._samples is not None)
+        form = Form(self._codec, self._fine, self._samples is not None or self._uneven, self._uneven)
         return Rounds(living, self._weights, self._site, turns, outer, form)
 
     def _check_groups(self, group: CommProcessGroup) -> None:
@@ -259,9 +271,10 @@ class LocalSteps:
     def _check_hosts(self, group: CommProcessGroup) -> None:
         """Raises ConfigError where several ranks of a host encode the sum of their weighted changes."""
         shared = next((host for host in group.hosts if len(host) > 1), ())
-        if self._samples is not None and codec_of(self._codec).pair is not None and shared and len(group.hosts) > 1:
+        weighted = "samples=" if self._samples is not None else "uneven=True" if self._uneven else ""
+        if weighted and codec_of(self._codec).pair is not None and shared and len(group.hosts) > 1:
             raise ConfigError(
-                f"LocalSteps(samples=, codec={self._codec!r}): the ranks {list(shared)} of the group share a host, "
+                f"LocalSteps({weighted}, codec={self._codec!r}): the ranks {list(shared)} of the group share a host, "
                 f"which encodes the sum of their changes: a rank with few samples would keep the error of all; use "
                 f"codec='none', or make one site of the ranks of a host (DistributedDataParallel)"
             )
@@ -310,6 +323,8 @@ class LocalSteps:
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
+        if self._rounds is not None:
+            self._rounds.close()
         living, self._living = self._living, None
         if living is not None:
             living.close()
@@ -360,6 +375,7 @@ class LocalSteps:
         if turns is not None:
             rounds = self._rounds_of(living, turns)
             rounds.adopt()
+            rounds.listen(self._silence_s)
             self._rounds = rounds
         if is_auto and living.group.rank() == 0:
             log.info("LocalSteps: %s", self.explain())
@@ -381,6 +397,12 @@ class LocalSteps:
     def syncs(self) -> int:
         """Syncs that this rank has begun."""
         return 0 if self._rounds is None else self._rounds.syncs
+
+    @property
+    def trained(self) -> float:
+        """Samples of all sites in the syncs that have ended, which are local steps without `samples`: the same on all
+        ranks after the same sync. Exact steps are left out."""
+        return 0.0 if self._rounds is None else self._rounds.trained
 
     # ---- state ------------------------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from torch._C._distributed_c10d import BroadcastOptions
 from ...compress.codec import FINE, codec_of
 from ...compress.fine import Fine
 from ...errors import ConfigError
+from .bell import Bell
 from .fragment import adopt, fragments_of
 from .living import LOST, Living
 from .outer import PLAIN, Outer
@@ -34,6 +35,8 @@ class Form(NamedTuple):
     fine: Fine
     is_weighted: bool
     """Whether sites count by their samples."""
+    is_uneven: bool = False
+    """Whether a site begins a turn as soon as another one does."""
 
 
 class Rounds:
@@ -53,6 +56,19 @@ class Rounds:
         self._buffers = weights.flat_buffers()  # as all sites have them
         self._sync: Sync | None = None
         self._last: Outcome | None = None  # of the last sync, for sites that lack it after a death
+        self.trained = 0.0
+        """See `LocalSteps.trained`."""
+        self._bell: Bell | None = None
+
+    def listen(self, silence_s: float) -> None:
+        """Before the first step: from now on, turns that other sites begin are heard."""
+        if self._form.is_uneven:
+            self._bell = Bell(self._living.group.get_group_store(), self.syncs, silence_s)
+
+    def close(self) -> None:
+        """Ends the thread that listens. Idempotent."""
+        if self._bell is not None:
+            self._bell.close()
 
     def adopt(self) -> None:
         """Takes the weights of the first site. All ranks call."""
@@ -69,11 +85,18 @@ class Rounds:
             self._sync.age += 1
             if self._sync.age >= self.turns.delay:
                 self._finish()
-        if self.turns.begins(self.steps):
+        if self._is_due():
             self._finish()
             self._start()
             if not self.turns.delay:
                 self._finish()
+
+    def _is_due(self) -> bool:
+        """Whether the next turn begins now: after as many steps of this site; of uneven sites, of the fastest."""
+        if self._bell is None:
+            return self.turns.begins(self.steps)
+        latest = self.turns.fragment(self.syncs - 1)
+        return self._since[latest] >= self.turns.length(self.syncs) or self._bell.rung(self.syncs)
 
     def leave(self) -> None:
         """Makes the last syncs, and gives the model the shared weights.
@@ -105,6 +128,8 @@ class Rounds:
 
     def _start(self, *, is_leaving: bool = False) -> None:
         """Begins the next sync."""
+        if self._bell is not None:
+            self._bell.ring(self.syncs)
         self._weights.check_unchanged(self._living.group.who)
         at = self.turns.fragment(self.syncs)
         fragment = self.fragments[at]
@@ -139,6 +164,7 @@ class Rounds:
         if len(outcome.buffers) and any(head.samples for head in outcome.heads):
             self._buffers = outcome.buffers
             self._weights.put_buffers(outcome.buffers)
+        self.trained += sum(head.samples for head in outcome.heads if head.steps) / self.turns.fragments
         if self._living.goes_on:
             self._last = outcome
         return outcome.heads
@@ -223,7 +249,7 @@ class Rounds:
             self._buffers.clone(),
             flying,
         )
-        return dict(zip(FIELDS, values, strict=True))
+        return {**dict(zip(FIELDS, values, strict=True)), "trained": self.trained}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Takes over the value of `state_dict`, before the first step. Raises ConfigError for that of another model."""
@@ -239,6 +265,7 @@ class Rounds:
         self.steps, self.syncs = state["steps"], state["syncs"]
         self._since, self._counts, self._weighed = (list(state[name]) for name in ("since", "counts", "weighed"))
         self._buffers = state["buffers"].clone()
+        self.trained = state.get("trained", 0.0)
 
     def resume(self, flying: Mapping[str, Any]) -> None:
         """Sends this rank's part of a saved sync again, which no rank has applied."""

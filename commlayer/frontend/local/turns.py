@@ -16,9 +16,9 @@ EVERY_MAX = 1_000_000
 class Turns:
     """The turns of `fragments` fragments within `every` local steps.
 
-    Turns are counted from 0; turn j belongs to fragment j mod `fragments`, begins after local step (j + 1) * `every` //
-    `fragments`, and ends when its average is applied: `delay` steps later, but before the next turn begins. `delay` is
-    at most the longest distance of two turns. Raises ConfigError for values that contradict each other.
+    Turns are counted from 0; turn j belongs to fragment j mod `fragments`, begins after local step (j + 1) * `every` /
+    `fragments`, rounded up, and ends when its average is applied: `delay` steps later, but before the next turn begins.
+    `delay` is at most the longest distance of two turns. Raises ConfigError for values that contradict each other.
     """
 
     every: int
@@ -66,6 +66,11 @@ class Turns:
     def begins(self, steps: int) -> bool:
         """Whether a turn begins after the local step that makes their number `steps`."""
         return steps * self.fragments // self.every > (steps - 1) * self.fragments // self.every
+
+    def length(self, turn: int) -> int:
+        """The steps from the start of the turn before, or of the training, to the start of this one."""
+        first, last = (-(-place * self.every // self.fragments) for place in (turn, turn + 1))
+        return last - first
 
     def fragment(self, turn: int) -> int:
         """The fragment of a turn. All ranks count turns, never local steps: a GradScaler may skip steps of one rank."""

@@ -6,7 +6,20 @@ import pytest
 from bench import local_steps
 from bench.jobs.local_steps import Job
 from bench.local_loss import EXACT, LENGTHS, System, usual
-from bench.local_steps import ALONE, AUTO, LOCAL_AUTO, STATE, best_gloo, jobs_of, jobs_of_two, percentile, table
+from bench.local_steps import (
+    ALONE,
+    AUTO,
+    EQUAL,
+    LOCAL_AUTO,
+    STATE,
+    UNEVEN,
+    best_gloo,
+    jobs_of,
+    jobs_of_speeds,
+    jobs_of_two,
+    percentile,
+    table,
+)  # fmt: skip
 from commlayer.tools.emulate.link import Link
 from commlayer.tools.emulate.scenario import Scenario
 
@@ -65,6 +78,16 @@ def test_sites_of_two_have_no_gloo() -> None:
     text = table({"8 x 2": network(jobs_of_two())}, {})
     assert row_of(text, "local, H 8")[6] == "80.0%"
     assert "best gloo is" not in text
+
+
+def test_uneven_sites_are_compared_with_equal_steps() -> None:
+    found = network([])
+    for job, step_s in zip(jobs_of_speeds(), (0.028, 0.016), strict=True):
+        found["runs"] += [{**log(job, step_s, 24), "own": 0.25, "step_s": [step_s]} for _ in range(2)]
+    text = table({"speeds": found}, {})
+    assert row_of(text, UNEVEN)[1:4] == ["62.5", "62.5 to 62.5", "1.75"]
+    assert row_of(text, EQUAL)[3] == "1.00"
+    assert "The limit is 1.75." in text
 
 
 def test_gloo_is_the_one_that_averages_gradients() -> None:

@@ -26,6 +26,7 @@ def test_every_fragment_has_one_turn_in_every_steps_and_turns_do_not_overlap(
     assert max(lengths) >= delay
     applied = [min(delay, length) for length in lengths[:fragments]]
     assert turns.mean_delay == pytest.approx(sum(applied) / fragments)
+    assert [turns.length(turn) for turn in range(3 * fragments)] == [begun[0], *lengths]
     for turn, step in enumerate(begun[fragments:]):
         assert step - begun[turn] == every
         assert turns.fragment(turn) == turns.fragment(turn + fragments)

@@ -1,0 +1,98 @@
+"""`LocalSteps(uneven=True)`: a slow site begins a turn when the fastest one does, and counts by its steps."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+import commlayer
+from commlayer.frontend.local.bell import Bell
+from tests import ranks
+from tests.process.hosts import LOOPBACK, on_hosts
+from tests.process.local_deaths import Plan, check
+from tests.process.test_local_errors import check_refused
+from tests.process.test_local_steps import Given, Net
+from tests.world import until
+
+
+def slow_last(**more: Any) -> Plan:
+    return Plan(steps=40, every=8, is_uneven=True, pauses_s=(0.01, 0.01, 0.01, 0.08), **more)
+
+
+@pytest.mark.parametrize("codec", ["none", "int4-int8"])
+def test_a_slow_site_makes_fewer_steps_of_which_each_counts(codec: str) -> None:
+    """The mean steps of the sites take 5 and 40 ms."""
+    lived = check(slow_last(codec=codec), environ=ranks.UDP)
+    steps = [lived[rank].steps for rank in range(4)]
+    assert steps[3] < min(steps[:3]) / 2, steps
+    heads = [samples for _, samples in lived[0].syncs]
+    assert any(samples[3] < min(samples[:3]) for samples in heads)
+
+
+def test_a_slow_site_that_dies() -> None:
+    lived = check(slow_last(kills=((3, 5, 0.001),)), environ=ranks.UDP)
+    assert set(lived) == {0, 1, 2}
+
+
+def test_even_sites_wait_for_the_slowest() -> None:
+    """The control: without `uneven`, all make as many steps."""
+    lived = check(Plan(steps=16, every=8, pauses_s=(0.01, 0.01, 0.01, 0.08)), environ=ranks.UDP)
+    assert {lived[rank].steps for rank in range(4)} == {16}
+
+
+def local_of(model: Given, rank: int) -> commlayer.LocalSteps:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return commlayer.LocalSteps(model, optimizer, 4, 2, (1.0, 0.0), "none", lambda: 3 - rank, uneven=True)
+
+
+@ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
+def test_trained_goes_on_from_a_checkpoint(rank: int, size: int) -> None:
+    """5 samples in a step of both ranks."""
+    model = Given()
+    with local_of(model, rank) as local:
+        for step in range(8):
+            model.step(local._optimizer, rank, step)
+        before, state, weights = local.trained, local.state_dict(), copy.deepcopy(model.state_dict())
+    assert 0 < before < 8 * 5
+    assert local.trained == 8 * 5
+    model.load_state_dict(weights)
+    again = local_of(model, rank)
+    again.load_state_dict(state)
+    with again:
+        assert again.trained == before
+    assert again.trained == 8 * 5
+
+
+def listening(rank: int, size: int) -> None:
+    store = ranks.store()
+    bell = Bell(store, 3, 5.0)
+    assert not bell.rung(3)
+    ranks.meet("listen", size)
+    if rank == 1:
+        bell.ring(3)
+    until(lambda: bell.rung(3))
+    assert not bell.rung(4)
+    bell.close()
+    until(lambda: not bell._thread.is_alive())
+
+
+def test_all_hear_the_bell() -> None:
+    ranks.run(listening, 2)
+
+
+@ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
+def test_what_is_no_truth_value_is_refused(rank: int, size: int) -> None:
+    check_refused(r"LocalSteps\(uneven=1\): use True or False", Net(), uneven=1)
+    check_refused("uneven differs: False on rank 0, True on rank 1", Net(), uneven=rank == 1)
+
+
+def on_shared_hosts(rank: int, size: int) -> None:
+    with on_hosts(rank, size, [0, 0, 1, 1]):
+        check_refused(r"LocalSteps\(uneven=True, codec='int4-int8'\): the ranks \[0, 1\]", Net(), uneven=True)
+
+
+def test_a_codec_is_refused_where_ranks_share_a_host() -> None:
+    ranks.run(on_shared_hosts, 4, environ=LOOPBACK)
