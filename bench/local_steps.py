@@ -291,8 +291,8 @@ def _speeds(name: str, network: Mapping[str, Any]) -> list[str]:
     conditions = (
         f"{Scenario.from_table(network['network'])}. A step is a sleep of {job['step_s'] * 1e3:.0f} ms, and of "
         f"{job['step_s'] / min(job['speeds']) * 1e3:.0f} ms on the slow site; H is {job['local']['every']}. "
-        f"The limit is {sum(job['speeds']) / len(job['speeds']) / min(job['speeds']):.2f}. Measured {network['measured']} on "
-        f"{about['cores']} cores of {about['cpu']}, {about['kernel']}, torch {about['torch']}, load average "
+        f"The limit is {sum(job['speeds']) / len(job['speeds']) / min(job['speeds']):.2f}. Measured "
+        f"{network['measured']} on {about['cores']} cores of {about['cpu']}, {about['kernel']}, torch {about['torch']}, load average "
         f"{about['load_average']} at the start, commit {about['git_commit']}."
     )
     return [f"### {name}", "\n".join(lines), conditions]
