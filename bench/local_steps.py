@@ -231,6 +231,15 @@ def _factor(log: Log, losses: Mapping[str, Any]) -> float | None:
     return 1.0 if "all stay exact" in log["words"] else factor_of(losses, log["every"])
 
 
+def _measured(network: Mapping[str, Any]) -> str:
+    """When, and on which machine."""
+    about = network["machine"]
+    return (
+        f"Measured {network['measured']} on {about['cores']} cores of {about['cpu']}, {about['kernel']}, torch "
+        f"{about['torch']}, load average {about['load_average']} at the start, commit {about['git_commit']}."
+    )
+
+
 def _network(name: str, network: Mapping[str, Any], losses: Mapping[str, Any]) -> list[str]:
     runs = by_system(network["runs"])
     steps = {system: mean_s(logs) for system, logs in runs.items()}
@@ -259,14 +268,12 @@ def _network(name: str, network: Mapping[str, Any], losses: Mapping[str, Any]) -
                 f"{factor:.2f}", *(_ratio(steps[other], values, factor) for other in (gloo, STATE))
             ]  # fmt: skip
         lines.append(f"| {' | '.join([*cells, turns.busy_cell(runs[system])])} |")
-    about, sleep_s = network["machine"], network["runs"][0]["job"]["step_s"]
+    sleep_s = network["runs"][0]["job"]["step_s"]
     words = runs[LOCAL_AUTO][0]["words"].splitlines()[0]
     best = f" The best gloo is `{gloo}`." if gloo else ""
     conditions = (
         f"{Scenario.from_table(network['network'])}. {sleep_s * 1e3:.0f} ms of a step are a sleep. "
-        f"{len(steps[ALONE])} rounds in turns.{best} `explain()` of `auto`: `{words}`. Measured "
-        f"{network['measured']} on {about['cores']} cores of {about['cpu']}, {about['kernel']}, torch "
-        f"{about['torch']}, load average {about['load_average']} at the start, commit {about['git_commit']}."
+        f"{len(steps[ALONE])} rounds in turns.{best} `explain()` of `auto`: `{words}`. {_measured(network)}"
     )
     return [f"### {name}", "\n".join(lines), conditions]
 
@@ -287,13 +294,10 @@ def _speeds(name: str, network: Mapping[str, Any]) -> list[str]:
         ]
         lines.append(f"| {' | '.join(cells)} |")
     job = network["runs"][0]["job"]
-    about = network["machine"]
     conditions = (
         f"{Scenario.from_table(network['network'])}. A step is a sleep of {job['step_s'] * 1e3:.0f} ms, and of "
         f"{job['step_s'] / min(job['speeds']) * 1e3:.0f} ms on the slow site; H is {job['local']['every']}. "
-        f"The limit is {sum(job['speeds']) / len(job['speeds']) / min(job['speeds']):.2f}. Measured "
-        f"{network['measured']} on {about['cores']} cores of {about['cpu']}, {about['kernel']}, torch {about['torch']}, load average "
-        f"{about['load_average']} at the start, commit {about['git_commit']}."
+        f"The limit is {sum(job['speeds']) / len(job['speeds']) / min(job['speeds']):.2f}. {_measured(network)}"
     )
     return [f"### {name}", "\n".join(lines), conditions]
 
