@@ -58,6 +58,8 @@ class ExactSteps:
     ) -> None:
         self.steps = 0
         """Exact steps of this rank, including those before a checkpoint."""
+        self.averages = 0
+        """Averages that this process has made: one for each step, unless a backward pass was not expected."""
         self.measures = False
         """Whether averages start after the backward pass, in float32, so that it and they can be timed."""
         self.state = state
@@ -65,6 +67,9 @@ class ExactSteps:
         self._parameters = list(weights.parameters.values())
         self._is_plain = is_plain
         self._policy = state.policy
+        state.feedback.meet(self._parameters)  # saved residuals are numbered in the model's order
+        self.order: list[int] | None = None
+        """The parameters in the order of their gradients, by number; None: not known yet, or not used."""
         self._has_begun = False
         self._passes: Passes | None = None
         self._expected = 1  # backward passes per step
@@ -73,7 +78,6 @@ class ExactSteps:
         self._bucket_of: dict[Tensor, Bucket] = {}
         self._arrived: dict[Tensor, None] = {}  # parameters in the order of their gradients, in the first average
         self._started = 0  # buckets of this average
-        self._rounds = 0  # averages of this process
         self._has_averages = False  # since the last backward pass
         self._lock = threading.RLock()  # devices have threads of their own in a backward pass
         self._scale = LossScale()
@@ -86,17 +90,36 @@ class ExactSteps:
         self._of_syncs, self._group, self._has_begun = group, self.state.group(), True
         self._heads = self.state.heads = Heads(self._group, is_weighted=self._count is not None)
         self.measure(measures)
-        if self._is_plain:  # the order of gradients is not known yet: all are one bucket, as in the first step of DDP
-            self._divide(whole_buckets_of(self._parameters, self._site))
-            self._passes = Passes(self._parameters, self._begin_pass, self._accumulated, self._end_pass)
-        else:
+        if not self._is_plain:
             self._divide(buckets_of(self._parameters[::-1], self._site))
+            return
+        if self.order is None:  # all are one bucket, as in the first step of DDP
+            self._divide(whole_buckets_of(self._parameters, self._site))
+        else:
+            self._divide(buckets_of([self._parameters[number] for number in self.order], self._site))
+        self._passes = Passes(self._parameters, self._begin_pass, self._accumulated, self._end_pass)
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint. Once local steps have begun, only the number of exact steps is left."""
+        is_over = not self._has_begun
+        return {
+            "exact": self.steps,
+            "gradients": None if is_over else self.state.state_dict(),
+            "order": None if is_over else self.order,
+        }
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Takes over the counts and the residuals of `LocalSteps.state_dict()`, before `begin`. The policy stays."""
-        self.steps = saved["exact"]
+        """Takes over the value of `state_dict`, before `begin`, but not the policy. Raises ConfigError for the state of
+        another model."""
+        self.steps, self.order = saved["exact"], saved.get("order")
+        if self.order is not None and sorted(self.order) != list(range(len(self._parameters))):
+            raise ConfigError(
+                f"LocalSteps.load_state_dict: the state is of a model with {len(self.order)} parameters, and this one "
+                f"has {len(self._parameters)}: restore the state of this model"
+            )
         if saved.get("gradients") is not None:
             self.state.load_state_dict({**saved["gradients"], "policy": dataclasses.asdict(self._policy)})
+            self.state.feedback.meet(self._parameters)
 
     def abort(self) -> None:
         """Fails the operations of exact steps, here and on the others."""
@@ -206,8 +229,8 @@ class ExactSteps:
         for bucket in self._buckets:
             bucket.put([has[parameter] for parameter in bucket.parameters])
         self._started, self._has_averages = 0, True
-        self._rounds += 1
-        if self._rounds == 1 and self._is_plain:
+        self.averages += 1
+        if self.order is None and self._is_plain:
             self._learn()
 
     def _fill(self, bucket: Bucket) -> None:
@@ -248,7 +271,8 @@ class ExactSteps:
         options.rootRank = 0
         with priority(0), labelled("order of gradients"):
             self._group.broadcast([order], options).wait()
-        self._divide(buckets_of([self._parameters[number] for number in order.tolist()], self._site))
+        self.order = order.tolist()
+        self._divide(buckets_of([self._parameters[number] for number in self.order], self._site))
 
     def _divide(self, buckets: list[Bucket]) -> None:
         self._buckets = buckets
@@ -267,7 +291,7 @@ class ExactSteps:
         """That of the job's GradScaler; 1 in steps without hooks, which average after it has unscaled."""
         if not self._is_plain:
             return 1.0
-        if self._rounds < SEARCHES:
+        if self.averages < SEARCHES:
             self._scale.find_scalers()
         try:
             return self._scale.value

@@ -59,6 +59,7 @@ REMEDIES = {
     "digests": "all sites start with the same weights; call torch.manual_seed with one number before the model is "
     "made, or load one checkpoint on all ranks",
     "model": "make the same model on all ranks",
+    "order of gradients": "restore checkpoints that all ranks saved after the same step",
     "syncs": "restore checkpoints that all ranks saved after the same sync",
 }
 """Advice for values that differ between the ranks."""
@@ -236,6 +237,7 @@ class LocalSteps:
             "fine": [name for name, parameter in self._weights.parameters.items() if parameter in self._fine],
             "restored": restored is not None,
             "exact steps so far": self._exact.steps,
+            "order of gradients": self._exact.order,
             "syncs": None if self._rounds is None else self._rounds.syncs - bool(self._flying()),
         }
 
@@ -394,8 +396,7 @@ class LocalSteps:
         exact, _ = self._begun()
         rounds = self._rounds
         return {
-            "exact": exact.steps,
-            "gradients": None if rounds is not None else exact.state.state_dict(),
+            **exact.state_dict(),
             "turns": None if rounds is None else dataclasses.astuple(rounds.turns),
             "rounds": None if rounds is None else rounds.state_dict(),
         }
