@@ -152,7 +152,7 @@ def check(drawn: Program, rank: int) -> None:
 @ranks.on(SIZE, ranks.run_job, environ=EXACT)
 def test_drawn_programs(rank: int, size: int) -> None:
     @settings(
-        max_examples=40, derandomize=True, database=None, deadline=None, phases=[Phase.generate],
+        max_examples=25, derandomize=True, database=None, deadline=None, phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )  # fmt: skip
     @given(programs())

@@ -11,6 +11,7 @@ Within a site, DDP averages first; the sites follow in `optimizer.step()`.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import statistics
 import threading
 import time
@@ -31,7 +32,7 @@ from ..gradients.hook_group import largest_of
 from ..group.backend import CommProcessGroup
 from ..work.context import labelled, priority
 from .bucket import Bucket, buckets_of, whole_buckets_of
-from .exact_state import ExactState
+from .exact_state import ExactState, check_whole
 from .fragment import adopt, fragments_of
 from .heads import Head, Heads
 from .measured import Measured
@@ -67,6 +68,7 @@ class ExactSteps:
         self._parameters = list(weights.parameters.values())
         self._is_plain = is_plain
         self._policy = state.policy
+        state.check_policy = functools.partial(check_whole, site)
         state.feedback.meet(self._parameters)  # saved residuals are numbered in the model's order
         self.order: list[int] | None = None
         """The parameters in the order of their gradients, by number; None: not known yet, or not used."""
@@ -121,6 +123,10 @@ class ExactSteps:
             self.state.load_state_dict({**saved["gradients"], "policy": dataclasses.asdict(self._policy)})
             self.state.feedback.meet(self._parameters)
 
+    def finish(self) -> None:
+        """Waits for reductions of gradients on a device. Raises their error."""
+        self.state.in_flight.drain()
+
     def abort(self) -> None:
         """Fails the operations of exact steps, here and on the others."""
         if self._has_begun:
@@ -133,6 +139,7 @@ class ExactSteps:
         if self._has_begun and self._group is not self._of_syncs:
             dist.destroy_process_group(self._group)
         self._has_begun = False
+        self._divide([])
 
     def measure(self, measures: bool) -> None:
         """Begins or ends to measure."""
@@ -317,7 +324,7 @@ class ExactSteps:
             self._heads.meet()
 
         self._site.agreed(told, self._weights.device)
-        self.state.in_flight.drain()
+        self.finish()
         fragments = fragments_of(self._parameters, 1, Fine(), self._site)
         adopt(self._of_syncs, fragments)
         for fragment in fragments:

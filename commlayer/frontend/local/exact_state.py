@@ -34,16 +34,21 @@ class ExactState(HookState):
 def policy_of(given: Policy | None, site: Site) -> Policy:
     """That of exact steps: the given one, or that of hooks to which code gives none, deterministic if groups are.
 
-    Raises ConfigError for codecs of whole buckets where a site has several ranks.
+    Raises ConfigError as `check_whole`.
     """
     policy = given
     if policy is None:
         policy = policy_of_job()
         is_deterministic = policy_of_groups(Config.from_environment()).deterministic and not policy.loss_bound
         policy = dataclasses.replace(policy, deterministic=is_deterministic)
+    check_whole(site, policy)
+    return policy
+
+
+def check_whole(site: Site, policy: Policy) -> None:
+    """Raises ConfigError for codecs of whole buckets where a site has several ranks."""
     if site.size > 1 and needs_whole(policy):
         raise ConfigError(
             f"LocalSteps(policy=Policy(codec={policy.codec!r})): where a site has several ranks, each averages its "
             f"shard of a bucket, and this codec needs whole buckets; use another codec"
         )
-    return policy

@@ -346,6 +346,7 @@ class LocalSteps:
         else:
             turns = self._turns_of(None)
         if turns is not None:
+            exact.finish()
             rounds = self._rounds_of(group, turns)
             rounds.adopt()
             self._rounds = rounds
