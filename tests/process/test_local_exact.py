@@ -15,11 +15,14 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 import commlayer
+from commlayer.frontend.gradients.started import Started
 from commlayer.frontend.local import bucket
 from commlayer.frontend.local.bucket import Bucket
 from tests import ranks
+from tests.gpu.lab import FakeGpu
 from tests.process.test_local_state import EXACT, copied, values
 from tests.process.test_local_steps import Net, equal_on_all, loss_of, train
 
@@ -302,6 +305,42 @@ def test_gradients_that_no_backward_pass_has_made(rank: int, size: int) -> None:
     assert equal_on_all(values(model))
 
 
+class Checkpointed(nn.Module):
+    """Two layers share weights, and nested backward passes accumulate their gradients one after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.layers = nn.ModuleList(nn.Linear(40, 40) for _ in range(4))
+        self.layers[2].weight = self.layers[1].weight
+        self.end = nn.Linear(40, 7)
+
+    def forward(self, given: Tensor) -> Tensor:
+        given = given.requires_grad_()
+        for layer in self.layers:
+            given = checkpoint(layer, given, use_reentrant=True)
+        return self.end(given)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("kind", ["compiled", "checkpointed"])
+@ranks.on(2, ranks.run_job, environ=EXACT)
+def test_compiled_models_and_nested_backward_passes(rank: int, size: int, kind: str) -> None:
+    model, other = (Net(), Net()) if kind == "compiled" else (Checkpointed(), Checkpointed())
+    run: Any = torch.compile(model, backend="eager") if kind == "compiled" else model
+    optimizers = sgd(run), sgd(other)
+    with pytest.MonkeyPatch.context() as patch, exact(run, optimizers[0]) as local:
+        patch.setattr(bucket, "BYTES", BYTES)
+        train(run, optimizers[0], rank, range(5))
+        assert averages_of(local) == 5
+    for step in range(5):
+        optimizers[1].zero_grad()
+        loss_of(other, rank, step).backward()
+        for parameter in other.parameters():
+            dist.all_reduce(parameter.grad, dist.ReduceOp.AVG)
+        optimizers[1].step()
+    assert torch.equal(values(model), values(other))
+
+
 @pytest.mark.parametrize("codec", ["int4", "powersgd:4"])
 @ranks.on(SIZE, ranks.run_job, environ=EXACT)
 def test_a_restored_training_has_the_bits_of_one_that_went_on(rank: int, size: int, codec: str) -> None:
@@ -378,6 +417,43 @@ def of_settings(rank: int, size: int) -> str:
 def test_the_policy_of_the_job_counts() -> None:
     environ = {**ranks.NETWORK, "COMMLAYER_POLICY_CODEC": "int8"}
     assert "gradients travel in int8" in ranks.run(of_settings, 2, environ=environ)[0]
+
+
+def trained(rank: int, codec: str, lab: FakeGpu | None) -> Tensor:
+    """The weights after some exact steps, whose buckets are on a device if there is a lab."""
+    plain, wait = Bucket.fill, Started.wait
+
+    def fill(self: Bucket, *, on_host: bool = False) -> None:
+        assert lab is not None
+        lab.cuda.adopt(self._memory)
+        plain(self, on_host=on_host)
+
+    def ordered(self: Started) -> None:
+        assert lab is not None
+        wait(self)
+        lab.order()  # kernels of a model run at once
+
+    model = Net()
+    optimizer = sgd(model)
+    policy = commlayer.Policy(codec=codec, deterministic=True)
+    with pytest.MonkeyPatch.context() as patch, exact(model, optimizer, policy=policy) as local:
+        patch.setattr(bucket, "BYTES", BYTES)
+        if lab is not None:
+            assert local._exact is not None
+            lab.stage(local._exact._group)
+            patch.setattr(Bucket, "fill", fill)
+            patch.setattr(Started, "wait", ordered)
+        train(model, optimizer, rank, range(6))
+        assert equal_on_all(values(model))
+        assert local._exact is not None
+        assert bool(local._exact.state.in_flight._steps) == (lab is not None)
+    return values(model)
+
+
+@pytest.mark.parametrize("codec", ["none", "int4"])
+@ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
+def test_buckets_on_a_device(rank: int, size: int, codec: str) -> None:
+    assert torch.equal(trained(rank, codec, FakeGpu()), trained(rank, codec, None))
 
 
 def leaving(rank: int, size: int, codec: str, weighted: bool) -> str:

@@ -43,8 +43,8 @@ class Bucket:
         self._sent = [self.parameters[at] for at in inside]
         """The parameters of the shard, or of which a part is in it."""
         self._starts = [starts[at] - begin for at in inside]
-        self.awaited: set[Tensor] = set()
-        """Parameters whose gradients are to come in this backward pass."""
+        self.awaited: dict[Tensor, int] = {}
+        """How often gradients of these parameters are still to be accumulated in this backward pass."""
         self._started: Started | None = None
 
     @property
@@ -56,6 +56,12 @@ class Bucket:
     def is_started(self) -> bool:
         """Whether its average is on the way."""
         return self._started is not None
+
+    def arrived(self, parameter: Tensor) -> None:
+        """A gradient of the parameter was accumulated."""
+        left = self.awaited.pop(parameter, 1) - 1
+        if left:
+            self.awaited[parameter] = left
 
     def fill(self, *, on_host: bool = False) -> None:
         """Takes the gradients of now; absent ones are zeros. `on_host`: waits until they are there, on the host."""

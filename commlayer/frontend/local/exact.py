@@ -78,7 +78,7 @@ class ExactSteps:
         self._told = 1  # the most passes that a rank has told in this step
         self._buckets: list[Bucket] = []
         self._bucket_of: dict[Tensor, Bucket] = {}
-        self._arrived: dict[Tensor, None] = {}  # parameters in the order of their gradients, in the first average
+        self._times: dict[Tensor, int] = {}  # how often the first pass accumulated, in the order of the last times
         self._started = 0  # buckets of this average
         self._has_averages = False  # since the last backward pass
         self._lock = threading.RLock()  # devices have threads of their own in a backward pass
@@ -170,7 +170,7 @@ class ExactSteps:
     def _begin_pass(self) -> None:
         self._has_averages = False
         for bucket in self._buckets:
-            bucket.awaited = set(bucket.parameters)
+            bucket.awaited = {parameter: self._times.get(parameter, 1) for parameter in bucket.parameters}
 
     def _accumulated(self, parameter: Tensor) -> None:
         """The gradient of a parameter is there: buckets that are complete start, in their order."""
@@ -179,11 +179,13 @@ class ExactSteps:
             if bucket.is_started:
                 raise ConfigError(
                     f"{self._group.who}: LocalSteps: a gradient of shape {tuple(parameter.shape)} was accumulated "
-                    f"after its average had begun: a backward pass accumulates it several times, or one has failed; "
-                    f"checkpoint with use_reentrant=False"
+                    f"after its average had begun: a backward pass accumulates it more often than the first one did, "
+                    f"or one has failed; checkpoint with use_reentrant=False"
                 )
-            bucket.awaited.discard(parameter)
-            self._arrived.setdefault(parameter)
+            if not self.averages:  # all buckets start at the end of this pass
+                self._times[parameter] = self._times.pop(parameter, 0) + 1
+                return
+            bucket.arrived(parameter)
             while self._is_due and not self.measures and self._started < len(self._buckets):
                 following = self._buckets[self._started]
                 if following.awaited:
@@ -271,7 +273,7 @@ class ExactSteps:
     def _learn(self) -> None:
         """Divides the gradients in the order in which the first rank's backward pass has made them; those that it has
         not made come last."""
-        own = dict.fromkeys([*self._arrived, *reversed(self._parameters)])
+        own = dict.fromkeys([*self._times, *reversed(self._parameters)])
         numbers = {parameter: number for number, parameter in enumerate(self._parameters)}
         order = torch.tensor([numbers[parameter] for parameter in own])
         options = BroadcastOptions()
