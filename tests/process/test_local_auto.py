@@ -138,6 +138,22 @@ def test_auto_stays_exact_on_a_fast_link_and_says_so() -> None:
         assert syncs == 0
 
 
+@ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
+def test_steps_that_stay_exact_take_the_codec_of_the_policy(rank: int, size: int) -> None:
+    model = Net()
+    optimizer = adam(model)
+    with pytest.MonkeyPatch.context() as patch:
+        pretend(patch, 1.0, 1e9)
+        with commlayer.LocalSteps(model, optimizer, policy=commlayer.Policy(codec="int8")) as local:
+            train(model, optimizer, rank, range(exact.MEASURED - 1))
+            assert "gradients travel in float32, after the backward pass" in local.explain()
+            train(model, optimizer, rank, [exact.MEASURED - 1])
+            assert "gradients travel in int8, beside the backward pass; all stay exact" in local.explain()
+            train(model, optimizer, rank, range(exact.MEASURED, 12))
+            assert equal_on_all(values(model))
+            assert local.syncs == 0
+
+
 @pytest.mark.parametrize(("every", "fragments"), [(2, 2), (9, 4)])
 def test_auto_takes_the_least_number_of_steps_that_hides_the_network(every: int, fragments: int) -> None:
     # 14407 values of 0.77 bytes, 4/3 of them per sync: every - 0.5 steps.
