@@ -13,7 +13,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import statistics
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -81,7 +80,6 @@ class ExactSteps:
         self._times: dict[Tensor, int] = {}  # how often the first pass accumulated, in the order of the last times
         self._started = 0  # buckets of this average
         self._has_averages = False  # since the last backward pass
-        self._lock = threading.RLock()  # devices have threads of their own in a backward pass
         self._scale = LossScale()
         self._ended_s = 0.0  # the end of the last step
         self._step_s: list[float] = []  # of steps without the average
@@ -174,26 +172,25 @@ class ExactSteps:
 
     def _accumulated(self, parameter: Tensor) -> None:
         """The gradient of a parameter is there: buckets that are complete start, in their order."""
-        with self._lock:
-            bucket = self._bucket_of[parameter]
-            if bucket.is_started:
-                raise ConfigError(
-                    f"{self._group.who}: LocalSteps: a gradient of shape {tuple(parameter.shape)} was accumulated "
-                    f"after its average had begun: a backward pass accumulates it more often than the first one did, "
-                    f"or one has failed; checkpoint with use_reentrant=False"
-                )
-            if not self.averages:  # all buckets start at the end of this pass
-                self._times[parameter] = self._times.pop(parameter, 0) + 1
-                return
-            bucket.arrived(parameter)
-            while self._is_due and not self.measures and self._started < len(self._buckets):
-                following = self._buckets[self._started]
-                if following.awaited:
-                    break
-                self._fill(following)
-                if not self._started:
-                    self._tell()
-                self._start(following)
+        bucket = self._bucket_of[parameter]
+        if bucket.is_started:
+            raise ConfigError(
+                f"{self._group.who}: LocalSteps: a gradient of shape {tuple(parameter.shape)} was accumulated "
+                f"after its average had begun: a backward pass accumulates it more often than the first one did, "
+                f"or one has failed; checkpoint with use_reentrant=False"
+            )
+        if not self.averages:  # all buckets start at the end of this pass
+            self._times[parameter] = self._times.pop(parameter, 0) + 1
+            return
+        bucket.arrived(parameter)
+        while self._is_due and not self.measures and self._started < len(self._buckets):
+            following = self._buckets[self._started]
+            if following.awaited:
+                break
+            self._fill(following)
+            if not self._started:
+                self._tell()
+            self._start(following)
 
     def _end_pass(self) -> None:
         if self._is_due:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 
 import torch
@@ -22,6 +23,7 @@ class Passes:
         self._parameters = parameters
         self._begun, self._accumulated, self._ended = begun, accumulated, ended
         self._hooks = [parameter.register_post_accumulate_grad_hook(self._enter) for parameter in parameters]
+        self._lock = threading.RLock()  # devices have threads of their own
         self._is_open = False
         self.count = 0
         """Passes whose gradients the next step has, the one under way included."""
@@ -36,14 +38,15 @@ class Passes:
             hook.remove()
 
     def _enter(self, parameter: Tensor) -> None:
-        if not self._is_open:
-            self._is_open = True
-            torch.autograd.Variable._execution_engine.queue_callback(self._end)
-            if all(other.grad is None for other in self._parameters if other is not parameter):
-                self.count = 0  # zero_grad() without a step, as a GradScaler leaves them out
-            self.count += 1
-            self._begun()
-        self._accumulated(parameter)
+        with self._lock:
+            if not self._is_open:
+                self._is_open = True
+                torch.autograd.Variable._execution_engine.queue_callback(self._end)
+                if all(other.grad is None for other in self._parameters if other is not parameter):
+                    self.count = 0  # zero_grad() without a step, as a GradScaler leaves them out
+                self.count += 1
+                self._begun()
+            self._accumulated(parameter)
 
     def _end(self) -> None:
         if self._is_open:
