@@ -146,17 +146,21 @@ class ExactSteps:
         if self.state.policy.codec != wanted:
             self.state.change_policy({"codec": wanted})
 
-    def explain(self) -> str:
-        """The number of steps, and how their gradients travel."""
+    def explain(self, measured: Measured | None) -> str:
+        """How gradients travel, in words. `measured`: what has let all steps stay exact; None: nothing yet."""
         codec = self.state.policy.codec
-        moment = (
-            "in optimizer.step()"
-            if not self._is_plain
-            else f"{'after' if self.measures else 'beside'} the backward pass"
-        )
-        return (
+        moment = "in optimizer.step()"
+        if self._is_plain:
+            moment = f"{'after' if self.measures else 'beside'} the backward pass"
+        words = (
             f"{self.steps} exact steps so far; gradients travel in {'float32' if codec == 'none' else codec}, {moment}"
         )
+        if measured is not None:
+            words = (
+                f"{measured}\n{words}; all stay exact, since H* is {measured.every}. An average in float32 takes "
+                f"{measured.average_s * 1e3:.3g} ms alone"
+            )
+        return f"{words}\n{self.state.explain()}" if codec == "auto" else words
 
     # ---- backward passes --------------------------------------------------------------------------------------------
 

@@ -421,17 +421,9 @@ class LocalSteps:
     def explain(self) -> str:
         """How this training exchanges weights, in words."""
         exact, _ = self._begun()
-        lines = [] if self._measured is None else [str(self._measured)]
         if self._rounds is None:
-            lines.append(exact.explain())
-            if self._measured is not None:
-                lines[-1] += (
-                    f"; all stay exact, since H* is {self._measured.every}. An average in float32 takes "
-                    f"{self._measured.average_s * 1e3:.3g} ms alone"
-                )
-            if exact.state.policy.codec == "auto":
-                lines.append(exact.state.explain())
-            return "\n".join(lines)
+            return exact.explain(self._measured)
+        lines = [] if self._measured is None else [str(self._measured)]
         rounds, turns, outer = self._rounds, self._rounds.turns, self._rounds.outer
         values = sum(fragment.size for fragment in rounds.fragments)
         lines.append(
