@@ -58,6 +58,8 @@ ROUNDS = 3
 HOSTS = 4
 
 ALONE, AUTO, STATE, LOCAL_AUTO = "computation alone", "hook, auto", "hook, auto with state", "local, auto"
+LOCAL_CODEC = f"{LOCAL_AUTO}, with the hook's auto"
+"""`every="auto"` whose exact steps have the policy of the hook: where H is 1, its steps are those of the hook."""
 EVERY = (1, 4, 8, 16, 32, 64)
 PERIODS = (8, 16, 32)
 SETTLE = 14
@@ -73,6 +75,7 @@ def jobs_of() -> list[Job]:
         Job(AUTO, policy={"codec": "auto"}, warm_up=SETTLE),
         Job(STATE, policy={"codec": "auto", "allow_state": True, "exact_steps": 3}, warm_up=SETTLE),
         Job(LOCAL_AUTO, local={"every": "auto"}, warm_up=8, steps=24),
+        Job(LOCAL_CODEC, policy={"codec": "auto"}, local={"every": "auto"}, warm_up=8 + SETTLE, steps=24),
         *(Job(name_of(h), local={"every": h, "fragments": min(4, h)}, warm_up=1, steps=24) for h in EVERY),
         *(Job(f"LocalSGD on gloo, H {h}", "gloo", "cubic", period=h, warm_up=1, steps=2 * h) for h in PERIODS),
     ]
@@ -251,7 +254,7 @@ def _network(name: str, network: Mapping[str, Any], losses: Mapping[str, Any]) -
     for system, values in steps.items():
         each = [seconds for log in runs[system] for seconds in log["step_s"]]
         cells = [
-            system + f" (H {runs[system][0]['every']})" * (system == LOCAL_AUTO),
+            system + f" (H {runs[system][0]['every']})" * (system in (LOCAL_AUTO, LOCAL_CODEC)),
             f"{statistics.median(values) * 1e3:.1f}",
             f"{min(values) * 1e3:.1f} to {max(values) * 1e3:.1f}",
             f"{statistics.median(each) * 1e3:.1f}",

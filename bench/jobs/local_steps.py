@@ -43,7 +43,7 @@ class Job:
     bits: str = "f32"
     """As of training.Job."""
     policy: dict[str, Any] | None = None
-    """Policy of commlayer's hook; None, with this backend: no hook."""
+    """Policy of commlayer's hook, or of exact steps of LocalSteps; None, with this backend: no hook."""
     local: dict[str, Any] | None = None
     """Arguments of LocalSteps; None: DDP."""
     period: int = 0
@@ -106,7 +106,8 @@ def local_of(
     if job.local is None:
         yield None
         return
-    with commlayer.LocalSteps(model, optimizer, group=peers, **job.local) as local:
+    policy = None if job.policy is None else commlayer.Policy(**job.policy)
+    with commlayer.LocalSteps(model, optimizer, group=peers, policy=policy, **job.local) as local:
         yield local
 
 

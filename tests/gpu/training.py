@@ -159,6 +159,19 @@ def _sharded(lab: Lab, rank: int, shape: tuple[int, ...]) -> None:
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
 
 
+def local_steps(lab: Lab, rank: int, size: int) -> None:
+    """`LocalSteps`, exact and then local, has the parameters of the same training on the host."""
+    for exact_steps in (99, 2):
+        found = []
+        for net, device in ((lab.model(_net()), lab.device), (_net(), torch.device("cpu"))):
+            optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+            with commlayer.LocalSteps(net, optimizer, 2, 1, (1, 0), "none", exact_steps=exact_steps):
+                _loop(net, optimizer, rank, device)
+            found.append([parameter.detach().cpu() for parameter in net.parameters()])
+        for mine, theirs in zip(*found, strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
 def _loop(model: nn.Module, optimizer: torch.optim.Optimizer, rank: int, device: torch.device) -> None:
     generator = torch.Generator().manual_seed(rank)
     for _ in range(4):
@@ -167,5 +180,5 @@ def _loop(model: nn.Module, optimizer: torch.optim.Optimizer, rank: int, device:
         optimizer.zero_grad()
 
 
-ON_GPUS = (ddp, amp, overlap, within, fsdp, hsdp, hsdp_nccl)
+ON_GPUS = (ddp, amp, overlap, within, local_steps, fsdp, hsdp, hsdp_nccl)
 """Those for which a fake of a GPU is not enough."""

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import commlayer
+from commlayer.frontend.gradients import started
 from commlayer.frontend.gradients.ddp import check_dense
 from commlayer.frontend.overlap import ddp as overlap_ddp
-from commlayer.frontend.overlap import started
 from tests import ranks
 from tests.gpu.checks import CHECKS, ON_GPUS, UNTIDY
 from tests.gpu.lab import FakeGpu, Lab

@@ -11,8 +11,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import commlayer
-from commlayer.frontend.local import exact, fragment
-from commlayer.frontend.local.exact import ExactSteps, Measured
+from commlayer.frontend.local import exact
+from commlayer.frontend.local.bucket import Bucket
+from commlayer.frontend.local.exact import ExactSteps
+from commlayer.frontend.local.measured import Measured
 from tests import ranks
 from tests.process.test_local_state import copied, values
 from tests.process.test_local_steps import Net, equal_on_all, loss_of, train
@@ -132,8 +134,24 @@ def decide(rank: int, size: int, step_s: float, rate: float, restores: bool) -> 
 def test_auto_stays_exact_on_a_fast_link_and_says_so() -> None:
     for explained, syncs, _ in ranks.run(decide, 3, 1.0, 1e9, False, environ=ranks.NETWORK):
         assert "H* = 1" in explained
-        assert "all stay exact, since H* is 1. Their average adds " in explained
+        assert "all stay exact, since H* is 1. An average in float32 takes " in explained
         assert syncs == 0
+
+
+@ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
+def test_steps_that_stay_exact_take_the_codec_of_the_policy(rank: int, size: int) -> None:
+    model = Net()
+    optimizer = adam(model)
+    with pytest.MonkeyPatch.context() as patch:
+        pretend(patch, 1.0, 1e9)
+        with commlayer.LocalSteps(model, optimizer, policy=commlayer.Policy(codec="int8")) as local:
+            train(model, optimizer, rank, range(exact.MEASURED - 1))
+            assert "gradients travel in float32, after the backward pass" in local.explain()
+            train(model, optimizer, rank, [exact.MEASURED - 1])
+            assert "gradients travel in int8, beside the backward pass; all stay exact" in local.explain()
+            train(model, optimizer, rank, range(exact.MEASURED, 12))
+            assert equal_on_all(values(model))
+            assert local.syncs == 0
 
 
 @pytest.mark.parametrize(("every", "fragments"), [(2, 2), (9, 4)])
@@ -219,8 +237,10 @@ def test_no_samples_count_nothing_in_an_exact_step(rank: int, size: int) -> None
 
 @pytest.mark.parametrize("unscales", [False, True])
 @ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
-def test_fused_optimizers_with_a_grad_scaler_are_refused(rank: int, size: int, unscales: bool) -> None:
-    model = Net()
+def test_fused_optimizers_with_a_grad_scaler_are_refused_where_steps_average(
+    rank: int, size: int, unscales: bool
+) -> None:
+    model = DistributedDataParallel(Net(), process_group=[dist.new_group([each]) for each in range(size)][rank])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, fused=True)
     scaler = torch.amp.GradScaler("cpu", init_scale=512.0 if rank else 1024.0)
 
@@ -241,7 +261,7 @@ def test_fused_optimizers_with_a_grad_scaler_are_refused(rank: int, size: int, u
 
 
 class Clock:
-    """Seconds that pass only where `flat` copies a gradient."""
+    """Seconds that pass only where a bucket takes its gradients."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -253,21 +273,22 @@ class Clock:
 @ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
 def test_a_step_ends_when_its_gradients_are_on_the_host(rank: int, size: int) -> None:
     """On a GPU the backward pass runs until the copies of the gradients to the host have waited for it."""
-    clock, plain = Clock(), fragment.flat
+    clock, plain = Clock(), Bucket.fill
 
-    def slow(values: torch.Tensor) -> torch.Tensor:
+    def slow(self: Bucket, *, on_host: bool = False) -> None:
+        assert on_host
         clock.now_s += 1.0
-        return plain(values)
+        plain(self, on_host=on_host)
 
     model = Net()
     optimizer = adam(model)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(exact, "time", clock)
-        patch.setattr(exact, "flat", slow)
-        with commlayer.LocalSteps(model, optimizer, 4, 2, exact_steps=100) as local:
+        patch.setattr(Bucket, "fill", slow)
+        with commlayer.LocalSteps(model, optimizer, exact_steps=100) as local:
             train(model, optimizer, rank, range(3))
             assert local._exact is not None
-            assert local._exact._step_s == [float(len(list(model.parameters())))] * 2
+            assert local._exact._step_s == [1.0] * 2
 
 
 @ranks.on(2, ranks.run_job, environ=ranks.NETWORK)

@@ -126,7 +126,7 @@ class Shards:
         self._commit, self._errors = Commit(held=True), []
         whole, within = state.group(), state.within
         if self._whole is not whole or self._within is not within or not is_usable(self._between):
-            made = between(whole, within, state.policy, fault=FACTORS if _needs_whole(state) else 0)
+            made = between(whole, within, state.policy, fault=FACTORS if _is_of_whole(state) else 0)
             assert within is not None  # noqa: S101  # `between` has found a group
             self._whole, self._within, self._between = whole, within, made
             self.per_host, self._rank = within.size(), within.rank()
@@ -248,16 +248,17 @@ class Shards:
 
 def check_within(policy: Policy) -> None:
     """Raises ConfigError for a policy that needs whole buckets."""
-    if _is_of_whole(policy):
+    if needs_whole(policy):
         raise ConfigError(f"HookState(Policy(codec={policy.codec!r}), within=...): {FAULTS[FACTORS]}")
 
 
-def _needs_whole(state: HookState) -> bool:
+def _is_of_whole(state: HookState) -> bool:
     """Whether the policy, or a restored state, needs whole buckets."""
-    return _is_of_whole(state.policy) or bool((state.low_rank.state_dict()["powersgd"] or {}).get("errors"))
+    return needs_whole(state.policy) or bool((state.low_rank.state_dict()["powersgd"] or {}).get("errors"))
 
 
-def _is_of_whole(policy: Policy) -> bool:
+def needs_whole(policy: Policy) -> bool:
+    """Whether a codec of the policy needs whole buckets, not shards."""
     return policy.codec == "auto" or codec_of(policy.codec).form is Form.LOW_RANK
 
 

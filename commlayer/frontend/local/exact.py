@@ -1,180 +1,346 @@
-"""`ExactSteps`: steps with the average gradient of all sites, before local steps begin, or instead of them."""
+"""`ExactSteps`: steps with the average gradient of all sites, before local steps begin, or instead of them.
+
+Gradients travel in buckets, by the code of DDP's communication hook (`HookState`): with its codecs, residuals and
+classes. Those of a plain module start while its backward pass goes on, and are averages when `backward()` returns.
+Within a site, DDP averages first; the sites follow in `optimizer.step()`.
+
+    first bucket     each rank tells the others its `Head`
+    end of the pass  the other buckets; which parameters have a gradient; all ranks read the heads, then the averages
+"""
 
 from __future__ import annotations
 
-import math
+import dataclasses
+import functools
 import statistics
 import time
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import AllreduceOptions
+from torch._C._distributed_c10d import AllreduceOptions, BroadcastOptions
+from torch.optim import Optimizer
 
 from ...compress.fine import Fine
-from ...errors import CommError, ConfigError
+from ...compress.loss_scale import LossScale
+from ...errors import ConfigError
 from ...plans.codec import VALUE_BYTES
 from ..gradients.hook_group import largest_of
-from ..gradients.samples import weigh
 from ..group.backend import CommProcessGroup
-from ..work.context import labelled
-from ..work.work import CommWork
-from .fragment import adopt, flat, fragments_of
-from .meeting import on_all
+from ..work.context import labelled, priority
+from .bucket import Bucket, buckets_of, whole_buckets_of
+from .exact_state import ExactState, check_whole
+from .fragment import adopt, fragments_of
+from .heads import Head, Heads
+from .measured import Measured
+from .passes import Passes
 from .site import Site
-from .sync import no_count
-from .turns import least_every
 from .weights import Weights
 
 MEASURED = 6
 """Exact steps before `every="auto"` decides. The first is not counted: it makes plans."""
 
-
-class Measured(NamedTuple):
-    """The measured terms of H*, see `least_every`."""
-
-    sites: int
-    values: int
-    """Those that a rank sends: its site's, or its shard of them."""
-    value_bytes: float
-    """Bytes of a value on one of its two ways, in the codec of local steps."""
-    rate: float
-    """Bytes per second that a rank sends, and receives as many, in an average."""
-    step_s: float
-    """Seconds of a step without the average."""
-
-    @property
-    def every(self) -> int:
-        """H*."""
-        return least_every(self.sites, self.values, self.value_bytes, self.rate, self.step_s)
-
-    @property
-    def average_s(self) -> float:
-        """Seconds that an exact step takes for its average, in float32."""
-        return 2 * (self.sites - 1) / self.sites * self.values * VALUE_BYTES / self.rate
-
-    def __str__(self) -> str:
-        return (
-            f"measured: {self.rate * 8e-6:.3g} Mbit/s, {self.step_s * 1e3:.3g} ms per step; {self.values} values in "
-            f"{self.value_bytes:.3g} bytes between {self.sites} sites: H* = {self.every}"
-        )
+SEARCHES = 2
+"""Averages before which the job's GradScaler is looked for: some jobs make theirs after a first step."""
 
 
 class ExactSteps:
-    """Averages the gradients in front of each step of the optimizer, in float32, and waits for that."""
+    """Averages gradients, in float32 while it `measures`, and then as the policy of `state` says.
 
-    def __init__(self, group: CommProcessGroup, weights: Weights, site: Site) -> None:
-        self._group, self._weights, self._site = group, weights, site
-        self._parameters = list(weights.parameters.values())
-        self._size = sum(parameter.numel() for parameter in self._parameters)
+    `count`: this site's samples of a step; None: all sites have the same weight. `is_plain`: whether the model is a
+    plain module, whose backward passes have hooks.
+    """
+
+    def __init__(
+        self, weights: Weights, site: Site, state: ExactState, count: Callable[[], float] | None, *, is_plain: bool
+    ) -> None:
         self.steps = 0
         """Exact steps of this rank, including those before a checkpoint."""
+        self.averages = 0
+        """Averages that this process has made: one for each step, unless a backward pass was not expected."""
+        self.measures = False
+        """Whether averages start after the backward pass, in float32, so that it and they can be timed."""
+        self.state = state
+        self._weights, self._site, self._count = weights, site, count
+        self._parameters = list(weights.parameters.values())
+        self._is_plain = is_plain
+        self._policy = state.policy
+        state.check_policy = functools.partial(check_whole, site)
+        state.feedback.meet(self._parameters)  # saved residuals are numbered in the model's order
+        self.order: list[int] | None = None
+        """The parameters in the order of their gradients, by number; None: not known yet, or not used."""
+        self._has_begun = False
+        self._passes: Passes | None = None
+        self._expected = 1  # backward passes per step
+        self._told = 1  # the most passes that a rank has told in this step
+        self._buckets: list[Bucket] = []
+        self._bucket_of: dict[Tensor, Bucket] = {}
+        self._times: dict[Tensor, int] = {}  # how often the first pass accumulated, in the order of the last times
+        self._started = 0  # buckets of this average
+        self._has_averages = False  # since the last backward pass
+        self._scale = LossScale()
         self._ended_s = 0.0  # the end of the last step
         self._step_s: list[float] = []  # of steps without the average
         self._sent_s: list[float] = []  # of averages
 
-    def average(self, samples: float) -> None:
-        """Replaces the gradients by the average of all sites, by their samples. Where no site has a gradient of a
-        parameter, it keeps None.
+    def begin(self, group: CommProcessGroup, *, measures: bool) -> None:
+        """The training begins. `group`: that of syncs, which all ranks have made."""
+        self._of_syncs, self._group, self._has_begun = group, self.state.group(), True
+        self._heads = self.state.heads = Heads(self._group, is_weighted=self._count is not None)
+        self.measure(measures)
+        if not self._is_plain:
+            self._divide(buckets_of(self._parameters[::-1], self._site))
+            return
+        if self.order is None:  # all are one bucket, as in the first step of DDP
+            self._divide(whole_buckets_of(self._parameters, self._site))
+        else:
+            self._divide(buckets_of([self._parameters[number] for number in self.order], self._site))
+        self._passes = Passes(self._parameters, self._begin_pass, self._accumulated, self._end_pass)
 
-        Raises ConfigError for sparse gradients, CommError if another rank makes no more steps, and the errors of
-        operations.
-        """
-        found = [parameter.grad for parameter in self._parameters]
-        if any(gradient is not None and gradient.layout != torch.strided for gradient in found):
-            raise ConfigError(f"{self._group.who}: LocalSteps: sparse gradients; use sparse=False")
-        gradients = torch.zeros(self._site.padded(self._size))
-        at = 0
-        for parameter, gradient in zip(self._parameters, found, strict=True):
-            if gradient is not None:
-                like = (
-                    gradient if gradient.stride() == parameter.stride() else torch.empty_like(parameter).copy_(gradient)
-                )
-                gradients[at : at + parameter.numel()].copy_(flat(like))
-            at += parameter.numel()
-        begin_s = time.perf_counter()  # after the copies, which wait for the device: calls only launch its work
-        known = [gradient is not None for gradient in found]
-        has, averaged = self._sum(gradients, samples, known, is_leaving=False)
-        whole = self._site.gather(averaged, self._weights.device)
-        at = 0
-        for parameter, has_one in zip(self._parameters, has, strict=True):
-            if has_one:
-                if parameter.grad is None or parameter.grad.stride() != parameter.stride():
-                    parameter.grad = torch.empty_like(parameter)
-                flat(parameter.grad).copy_(whole[at : at + parameter.numel()])
-            at += parameter.numel()
-        if self._ended_s and self.steps:
-            self._step_s.append(begin_s - self._ended_s)
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint. Once local steps have begun, only the number of exact steps is left."""
+        is_over = not self._has_begun
+        return {
+            "exact": self.steps,
+            "gradients": None if is_over else self.state.state_dict(),
+            "order": None if is_over else self.order,
+        }
 
-    def _sum(
-        self, gradients: Tensor, samples: float, has: Sequence[bool], *, is_leaving: bool
-    ) -> tuple[list[bool], Tensor]:
-        """Which parameters have a gradient anywhere, and this rank's shard of the average. All ranks of a site raise if
-        one of them does."""
-        return self._site.agreed(
-            lambda: self._exchanged(gradients, samples, has, is_leaving=is_leaving), self._weights.device
-        )
-
-    def _exchanged(
-        self, gradients: Tensor, samples: float, has: Sequence[bool], *, is_leaving: bool
-    ) -> tuple[list[bool], Tensor]:
-        size, me = self._group.size(), self._group.rank()
-        leaves = [float(is_leaving and place == me) for place in range(size)]
-        counts = [samples if place == me else 0.0 for place in range(size)]
-        told = torch.tensor([*counts, *leaves, *map(float, has)], dtype=torch.float64)
-        shard = self._site.shard(gradients)
-        weigh(shard, samples)
-        options = AllreduceOptions()  # sums
-        with labelled(f"exact step {self.steps}"):
-            words = self._group.allreduce([told], options)
-            work = self._group.allreduce([shard], options)
-        words.wait()
-        work.wait()
-        times = work.times() if isinstance(work, CommWork) else None
-        if times is not None:
-            self._sent_s.append(times.ended_s - times.submitted_s)
-        counts, flags = told[:size].tolist(), told[size:].bool().tolist()
-        for at, count in enumerate(counts):
-            if math.isnan(count):
-                rank = dist.get_global_rank(self._group, at)
-                raise on_all(ConfigError(no_count(self._group.who, rank)), rank)
-        self._check(flags[:size])
-        return flags[size:], shard.div_(sum(counts) or 1.0)
-
-    def _check(self, leaving: Sequence[bool]) -> None:
-        if any(leaving) and not all(leaving):
-            ranks = [dist.get_global_rank(self._group, at) for at, leaves in enumerate(leaving) if leaves]
-            text = (
-                f"{self._group.who}: rank {ranks[0]} has ended `with LocalSteps(...)`, and others make another exact "
-                f"step: make equally many on all ranks, or end the exact steps before (exact_steps=, every=)"
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Takes over the value of `state_dict`, before `begin`, but not the policy. Raises ConfigError for the state of
+        another model."""
+        self.steps, self.order = saved["exact"], saved.get("order")
+        if self.order is not None and sorted(self.order) != list(range(len(self._parameters))):
+            raise ConfigError(
+                f"LocalSteps.load_state_dict: the state is of a model with {len(self.order)} parameters, and this one "
+                f"has {len(self._parameters)}: restore the state of this model"
             )
-            raise on_all(CommError(text), ranks[0])
+        if saved.get("gradients") is not None:
+            self.state.load_state_dict({**saved["gradients"], "policy": dataclasses.asdict(self._policy)})
+            self.state.feedback.meet(self._parameters)
+
+    def finish(self) -> None:
+        """Waits for reductions of gradients on a device. Raises their error."""
+        self.state.in_flight.drain()
+
+    def abort(self) -> None:
+        """Fails the operations of exact steps, here and on the others."""
+        if self._has_begun:
+            self._group.abort()
+
+    def end(self) -> None:
+        """Exact steps are over: lets go of the parameters and of the group."""
+        if self._passes is not None:
+            self._passes.remove()
+        if self._has_begun and self._group is not self._of_syncs:
+            dist.destroy_process_group(self._group)
+        self._has_begun = False
+        self._divide([])
+
+    def measure(self, measures: bool) -> None:
+        """Begins or ends to measure."""
+        self.measures = measures
+        wanted = "none" if measures else self._policy.codec
+        if self.state.policy.codec != wanted:
+            self.state.change_policy({"codec": wanted})
+
+    def explain(self, measured: Measured | None) -> str:
+        """How gradients travel, in words. `measured`: what has let all steps stay exact; None: nothing yet."""
+        codec = self.state.policy.codec
+        moment = "in optimizer.step()"
+        if self._is_plain:
+            moment = f"{'after' if self.measures else 'beside'} the backward pass"
+        words = (
+            f"{self.steps} exact steps so far; gradients travel in {'float32' if codec == 'none' else codec}, {moment}"
+        )
+        if measured is not None:
+            words = (
+                f"{measured}\n{words}; all stay exact, since H* is {measured.every}. An average in float32 takes "
+                f"{measured.average_s * 1e3:.3g} ms alone"
+            )
+        return f"{words}\n{self.state.explain()}" if codec == "auto" else words
+
+    # ---- backward passes --------------------------------------------------------------------------------------------
 
     @property
-    def can_tell(self) -> bool:
-        """Whether enough steps were measured."""
-        return len(self._sent_s) >= MEASURED
+    def _is_due(self) -> bool:
+        """Whether the gradients of the pass under way complete those of the step, as the step before had them."""
+        return self._passes is not None and self._passes.count >= self._expected
+
+    def _begin_pass(self) -> None:
+        self._has_averages = False
+        for bucket in self._buckets:
+            bucket.awaited = {parameter: self._times.get(parameter, 1) for parameter in bucket.parameters}
+
+    def _accumulated(self, parameter: Tensor) -> None:
+        """The gradient of a parameter is there: buckets that are complete start, in their order."""
+        bucket = self._bucket_of[parameter]
+        if bucket.is_started:
+            raise ConfigError(
+                f"{self._group.who}: LocalSteps: a gradient of shape {tuple(parameter.shape)} was accumulated "
+                f"after its average had begun: a backward pass accumulates it more often than the first one did, "
+                f"or one has failed; checkpoint with use_reentrant=False"
+            )
+        if not self.averages:  # all buckets start at the end of this pass
+            self._times[parameter] = self._times.pop(parameter, 0) + 1
+            return
+        bucket.arrived(parameter)
+        while self._is_due and not self.measures and self._started < len(self._buckets):
+            following = self._buckets[self._started]
+            if following.awaited:
+                break
+            self._fill(following)
+            if not self._started:
+                self._tell()
+            self._start(following)
+
+    def _end_pass(self) -> None:
+        if self._is_due:
+            self._finish()
+
+    def average(self, optimizer: Optimizer, *, has_closure: bool) -> None:
+        """Called in front of each step of the optimizer: averages what no backward pass has averaged. Where no site has
+        a gradient of a parameter, it keeps None.
+
+        Raises ConfigError for a closure, for sparse gradients, and for an optimizer that would unscale them later;
+        CommError if another rank makes no more steps; and the errors of operations. So do the backward passes.
+        """
+        if has_closure:
+            raise ConfigError("LocalSteps: exact steps with a closure would not average its gradients; leave it out")
+        if self._has_averages:
+            return
+        for name in ("grad_scale", "found_inf"):  # GradScaler sets them on an optimizer that unscales itself
+            if getattr(optimizer, name, None) is not None:
+                raise ConfigError(
+                    f"LocalSteps: {type(optimizer).__name__}.{name} is set: a fused optimizer with a GradScaler "
+                    f"unscales within step(), but these exact steps average before it, and the scales of the ranks may "
+                    f"differ; make the optimizer without fused=True"
+                )
+        self._finish()
+
+    # ---- an average -------------------------------------------------------------------------------------------------
+
+    def _finish(self) -> None:
+        """Starts the buckets that are left, and makes the averages of all of them the gradients."""
+        rest = self._buckets[self._started :]
+        for bucket in rest:
+            self._fill(bucket)
+        begin_s = time.perf_counter()  # after the copies, which wait for the device: calls only launch its work
+        if not self._started:
+            self._tell()
+        has = self._site.agreed(lambda: self._exchange(rest), self._weights.device)
+        if self.measures:
+            self._sent_s.append(time.perf_counter() - begin_s)
+            if self._ended_s and self.steps:
+                self._step_s.append(begin_s - self._ended_s)
+            self._ended_s = 0.0  # a step may have several averages
+        for bucket in self._buckets:
+            bucket.put([has[parameter] for parameter in bucket.parameters])
+        self._started, self._has_averages = 0, True
+        self.averages += 1
+        if self.order is None and self._is_plain:
+            self._learn()
+
+    def _fill(self, bucket: Bucket) -> None:
+        for parameter in bucket.parameters:
+            if parameter.grad is not None and parameter.grad.layout != torch.strided:
+                raise ConfigError(f"{self._group.who}: LocalSteps: sparse gradients; use sparse=False")
+        bucket.fill(on_host=self.measures)
+
+    def _start(self, bucket: Bucket) -> None:
+        """Starts the average of the next bucket."""
+        self._started += 1
+        if bucket.has_shard:
+            index = self._sent.index(bucket)
+            bucket.start(self.state, index, is_last=index == len(self._sent) - 1)
+
+    def _exchange(self, rest: Sequence[Bucket]) -> dict[Tensor, bool]:
+        """Starts the rest, and waits for all. Returns which parameters have a gradient on any rank."""
+        for bucket in rest:
+            self._start(bucket)
+        flags = torch.tensor([float(parameter.grad is not None) for parameter in self._parameters])
+        options = AllreduceOptions()
+        options.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
+        with priority(0), labelled(f"exact step {self.steps}"):
+            work = self._group.allreduce([flags], options)
+        self._told = max(head.passes for head in self._heads.meet())
+        work.wait()
+        for bucket in self._buckets:
+            bucket.wait()
+        return dict(zip(self._parameters, map(bool, flags.tolist()), strict=True))
+
+    def _learn(self) -> None:
+        """Divides the gradients in the order in which the first rank's backward pass has made them; those that it has
+        not made come last."""
+        own = dict.fromkeys([*self._times, *reversed(self._parameters)])
+        numbers = {parameter: number for number, parameter in enumerate(self._parameters)}
+        order = torch.tensor([numbers[parameter] for parameter in own])
+        options = BroadcastOptions()
+        options.rootRank = 0
+        with priority(0), labelled("order of gradients"):
+            self._group.broadcast([order], options).wait()
+        self.order = order.tolist()
+        self._divide(buckets_of([self._parameters[number] for number in self.order], self._site))
+
+    def _divide(self, buckets: list[Bucket]) -> None:
+        self._buckets = buckets
+        self._sent = [bucket for bucket in buckets if bucket.has_shard]
+        self._bucket_of = {parameter: bucket for bucket in buckets for parameter in bucket.parameters}
+
+    # ---- heads ------------------------------------------------------------------------------------------------------
+
+    def _tell(self) -> None:
+        """An average begins: tells the others."""
+        passes = 0 if self._passes is None else self._passes.count
+        samples = 1.0 if self._count is None else self._count()
+        self._heads.tell(Head(self.steps * self._is_plain, passes, False, samples, self._scale_of_gradients()))
+
+    def _scale_of_gradients(self) -> float:
+        """That of the job's GradScaler; 1 in steps without hooks, which average after it has unscaled."""
+        if not self._is_plain:
+            return 1.0
+        if self.averages < SEARCHES:
+            self._scale.find_scalers()
+        try:
+            return self._scale.value
+        except ConfigError:  # several scalers: only the job knows which one is meant
+            return 1.0
+
+    # ---- steps, and the end -----------------------------------------------------------------------------------------
 
     def stepped(self) -> None:
         """The optimizer has made its step."""
         self.steps += 1
+        self._expected, self._has_averages = max(self._told, 1), False
+        if self._passes is not None:
+            self._passes.stepped()
         self._ended_s = time.perf_counter()
 
     def leave(self) -> None:
         """The training ends with exact steps: all ranks take the weights of the first site, and average their buffers.
         Raises CommError if other ranks go on."""
-        nothing = torch.zeros(self._site.padded(self._size))
-        self._sum(nothing, 0.0, [False] * len(self._parameters), is_leaving=True)
+
+        def told() -> None:
+            self._heads.tell(Head(self.steps * self._is_plain, is_leaving=True))
+            self._heads.meet()
+
+        self._site.agreed(told, self._weights.device)
+        self.finish()
         fragments = fragments_of(self._parameters, 1, Fine(), self._site)
-        adopt(self._group, fragments)
+        adopt(self._of_syncs, fragments)
         for fragment in fragments:
             fragment.put(fragment.shared)
         buffers = self._weights.flat_buffers()
         if len(buffers):
-            self._group.allreduce([buffers], op=dist.ReduceOp(dist.ReduceOp.AVG)).wait()
+            self._of_syncs.allreduce([buffers], op=dist.ReduceOp(dist.ReduceOp.AVG)).wait()
             self._weights.put_buffers(buffers)
+
+    @property
+    def can_tell(self) -> bool:
+        """Whether enough steps were measured."""
+        return len(self._step_s) >= MEASURED - 1
 
     def measured(self, value_bytes: float) -> Measured:
         """What these steps tell of the least number of local steps, the same on all ranks, all of which call.
@@ -183,7 +349,7 @@ class ExactSteps:
         waited for no other.
         """
         step_s, sent_s = statistics.median(self._step_s[1:]), statistics.median(self._sent_s[1:])
-        values = self._site.padded(self._size) // self._site.size
+        values = self._site.padded(sum(parameter.numel() for parameter in self._parameters)) // self._site.size
         step_s, negative_s = largest_of(self._group, self._site.largest([step_s, -sent_s], self._weights.device))
         sites = self._group.size()
         rate = 2 * (sites - 1) / sites * values * VALUE_BYTES / max(-negative_s, 1e-9)

@@ -27,7 +27,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ...compress.codec import codec_of
 from ...compress.fine import Fine
-from ...config import Config, number, policy_of_groups
+from ...config import Config, Policy, number, policy_of_groups
 from ...errors import ConfigError
 from ...kind import whole
 from ...plans.codec import VALUE_BYTES
@@ -36,8 +36,10 @@ from ..gradients.disabled import refuse
 from ..group.backend import CommProcessGroup
 from ..group.options import NAME, Options
 from ..work.dynamo import untraced
-from .exact import ExactSteps, Measured
+from .exact import ExactSteps
+from .exact_state import ExactState, policy_of
 from .living import Living
+from .measured import Measured
 from .meeting import Introduction, is_on_all, meet
 from .outer import Outer
 from .rounds import FIELDS, Form, Rounds
@@ -58,6 +60,7 @@ REMEDIES = {
     "digests": "all sites start with the same weights; call torch.manual_seed with one number before the model is "
     "made, or load one checkpoint on all ranks",
     "model": "make the same model on all ranks",
+    "order of gradients": "restore checkpoints that all ranks saved after the same step",
     "syncs": "restore checkpoints that all ranks saved after the same sync",
 }
 """Advice for values that differ between the ranks."""
@@ -78,7 +81,8 @@ class LocalSteps:
 
     `every="auto"` measures the link and the step in a few exact steps, in which gradients are averaged, and takes the
     least H that hides the network, with H fragments at most; where that is 1, all steps stay exact. `exact_steps` is
-    the number of exact steps at the start of a training.
+    the number of exact steps at the start of a training. `policy` is that of their gradients, as of a HookState; None:
+    the job's settings, or the default one, float32.
 
     `fragments` parts of the model are sent in turn, each every `every` steps, by a codec of `CODECS`. A sync is applied
     `delay` steps after its start, and not after the next one's start; None: when the next one starts. `outer` is
@@ -114,6 +118,7 @@ class LocalSteps:
         exact_steps: int = 0,
         buffers: str | None = None,
         fine: Fine | None = None,
+        policy: Policy | None = None,
         min_sites: int | None = None,
         uneven: bool = False,
     ) -> None:
@@ -122,6 +127,7 @@ class LocalSteps:
             ("optimizer", optimizer, Optimizer, False),
             ("group", group, dist.ProcessGroup, True),
             ("fine", fine, Fine, True),
+            ("policy", policy, Policy, True),
         ):
             if not isinstance(given, kind) and not (may_lack and given is None):
                 raise ConfigError(f"LocalSteps({name}={given!r}): give a {kind.__name__}{', or None' * may_lack}")
@@ -129,7 +135,7 @@ class LocalSteps:
         self._every, self._fragments, self._delay, self._outer = every, fragments, delay, outer
         self._exact_steps = exact_steps
         self._codec, self._samples, self._buffers = codec, samples, buffers
-        self._given_group, self._fine = group, fine or Fine()
+        self._given_group, self._fine, self._policy = group, fine or Fine(), policy
         self._min_sites, self._uneven = min_sites, uneven
         self._restored: dict[str, Any] | None = None
         self._living: Living | None = None
@@ -179,10 +185,13 @@ class LocalSteps:
             meet(self._site.group, Introduction(settings=alike), REMEDIES)
         if self._min_sites is not None:
             living.watch(self._min_sites, self._silence_s)
-        if self._rounds is not None:
+        if self._rounds is None:
+            assert self._exact is not None  # noqa: S101  # of _prepare
+            self._exact.begin(group, measures=self._every == "auto")
+        else:
             self._rounds.listen(self._silence_s)
-        if self._rounds is not None and (flying := self._flying()):
-            self._rounds.resume(flying)
+            if flying := self._flying():
+                self._rounds.resume(flying)
         self._hooks = [
             self._optimizer.register_step_pre_hook(self._before_step),
             self._optimizer.register_step_post_hook(self._after_step),
@@ -215,10 +224,18 @@ class LocalSteps:
         self._check_groups(group)
         self._check_hosts(group)
         self._check_min_sites(group)
-        self._exact = ExactSteps(group, self._weights, self._site)
+        policy = policy_of(self._policy, self._site)
+        state = ExactState(policy, group, fine=self._fine, optimizer=self._optimizer)
+        self._exact = ExactSteps(
+            self._weights,
+            self._site,
+            state,
+            None if self._samples is None else self._count,
+            is_plain=self._site.group is None,
+        )
         own.digests = self._weights.digests()
         if restored is not None:
-            self._exact.steps = restored["exact"]
+            self._exact.restore(restored)
         if turns is not None and (not self._exact_steps if restored is None else restored["rounds"] is not None):
             self._rounds = self._rounds_of(living, turns)
         if self._rounds is not None and restored is not None:
@@ -230,6 +247,7 @@ class LocalSteps:
             "min_sites": self._min_sites,
             "outer": outer,
             "codec": self._codec,
+            "policy": dataclasses.asdict(policy),
             "buffers": self._buffers,
             "samples": self._samples is not None,
             "uneven": self._uneven,
@@ -239,6 +257,7 @@ class LocalSteps:
             "fine": [name for name, parameter in self._weights.parameters.items() if parameter in self._fine],
             "restored": restored is not None,
             "exact steps so far": self._exact.steps,
+            "order of gradients": self._exact.order,
             "syncs": None if self._rounds is None else self._rounds.syncs - bool(self._flying()),
         }
 
@@ -309,6 +328,7 @@ class LocalSteps:
             if error is not None and not is_on_all(error):
                 living.withdraw()
                 living.group.abort()  # the others would wait for this rank's next sync
+                exact.abort()
                 self._site.abort(error)
             self._end()
 
@@ -323,6 +343,8 @@ class LocalSteps:
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
+        if self._exact is not None:
+            self._exact.end()
         if self._rounds is not None:
             self._rounds.close()
         living, self._living = self._living, None
@@ -338,18 +360,8 @@ class LocalSteps:
     def _before_step(self, _: Optimizer, given: tuple[Any, ...], named: Mapping[str, Any]) -> None:
         self._check_own()
         if self._rounds is None:
-            if len(given) > 1 or named.get("closure") is not None:  # the first is the optimizer
-                raise ConfigError(
-                    "LocalSteps: exact steps with a closure would not average its gradients; leave it out"
-                )
-            for name in ("grad_scale", "found_inf"):  # GradScaler sets them on an optimizer that unscales itself
-                if getattr(self._optimizer, name, None) is not None:
-                    raise ConfigError(
-                        f"LocalSteps: {type(self._optimizer).__name__}.{name} is set: a fused optimizer with a "
-                        f"GradScaler unscales within step(), but exact steps average before it, and the scales of the "
-                        f"ranks differ; make the optimizer without fused=True"
-                    )
-            self._begun()[0].average(self._count())
+            has_closure = len(given) > 1 or named.get("closure") is not None  # the first is the optimizer
+            self._begun()[0].average(self._optimizer, has_closure=has_closure)
 
     def _after_step(self, *_: Any) -> None:
         if self._rounds is not None:
@@ -373,10 +385,13 @@ class LocalSteps:
         else:
             turns = self._turns_of(None)
         if turns is not None:
+            exact.finish()
             rounds = self._rounds_of(living, turns)
             rounds.adopt()
             rounds.listen(self._silence_s)
             self._rounds = rounds
+            exact.end()
+        exact.measure(False)
         if is_auto and living.group.rank() == 0:
             log.info("LocalSteps: %s", self.explain())
 
@@ -428,7 +443,7 @@ class LocalSteps:
         exact, _ = self._begun()
         rounds = self._rounds
         return {
-            "exact": exact.steps,
+            **exact.state_dict(),
             "turns": None if rounds is None else dataclasses.astuple(rounds.turns),
             "rounds": None if rounds is None else rounds.state_dict(),
         }
@@ -452,16 +467,9 @@ class LocalSteps:
     def explain(self) -> str:
         """How this training exchanges weights, in words."""
         exact, _ = self._begun()
-        lines = [] if self._measured is None else [str(self._measured)]
         if self._rounds is None:
-            lines.append(f"{exact.steps} exact steps so far")
-            if self._measured is not None:
-                lines[-1] += (
-                    f"; all stay exact, since H* is {self._measured.every}. Their average adds "
-                    f"{self._measured.average_s * 1e3:.3g} ms to each; if that is much, leave LocalSteps out: DDP with "
-                    f"commlayer's hook sends fewer bytes, beside the backward pass"
-                )
-            return "\n".join(lines)
+            return exact.explain(self._measured)
+        lines = [] if self._measured is None else [str(self._measured)]
         rounds, turns, outer = self._rounds, self._rounds.turns, self._rounds.outer
         values = sum(fragment.size for fragment in rounds.fragments)
         lines.append(

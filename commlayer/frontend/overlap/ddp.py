@@ -15,9 +15,9 @@ from ...errors import ConfigError
 from ...scheduler.gradient import PendingReduction
 from ..gradients.ddp import check_dense, future_of, reduce_bucket
 from ..gradients.hook_state import HookState
+from ..gradients.started import Memories, Started
 from ..work.dynamo import untraced
 from .handle import Overlap
-from .started import Memories, Started
 
 
 @dataclasses.dataclass(eq=False)

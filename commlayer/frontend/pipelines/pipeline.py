@@ -37,10 +37,10 @@ from ..gradients.disabled import refuse
 from ..gradients.fsdp import sharded_modules
 from ..gradients.gradient import Place
 from ..gradients.hook_state import HookState
+from ..gradients.started import Memories, Started
 from ..overlap.fsdp import parameter_groups
 from ..overlap.handle import check_own_steps, hooks_of_states
 from ..overlap.overlap import check_staleness, check_stateless
-from ..overlap.started import Memories, Started
 from ..work.context import priority
 from ..work.dynamo import untraced
 from .fsdp import FsdpStage

@@ -11,6 +11,7 @@ from bench.local_steps import (
     AUTO,
     EQUAL,
     LOCAL_AUTO,
+    LOCAL_CODEC,
     STATE,
     UNEVEN,
     best_gloo,
@@ -35,7 +36,7 @@ def log(job: Job, step_s: float, every: int) -> dict[str, Any]:
 def network(jobs: list[Job]) -> dict[str, Any]:
     runs = []
     for job in jobs:
-        every = {LOCAL_AUTO: 8}.get(job.system, (job.local or {}).get("every", 1))
+        every = {LOCAL_AUTO: 8, LOCAL_CODEC: 8}.get(job.system, (job.local or {}).get("every", 1))
         runs += [log(job, SECONDS.get(job.system, 0.0625), every) for _ in range(2)]
     scenario = Scenario(hosts=4, nics=(Link(rate_bps=2e7),))
     return {"network": scenario.table, "runs": runs, "machine": ABOUT, "measured": "today"}
@@ -53,7 +54,8 @@ def test_table_compares_with_the_best_gloo_and_the_hook() -> None:
     assert row[6] == "80.0%"
     assert row[7:10] == ["16.00", "6.40", "3.20"]
     assert row[10:13] == ["", "", ""]
-    assert row_of(text, f"{LOCAL_AUTO} (H 8)")[7] == "16.00"
+    for system in (LOCAL_AUTO, LOCAL_CODEC):
+        assert row_of(text, f"{system} (H 8)")[7] == "16.00"
     assert "The best gloo is `gloo, cubic bf16`" in text
 
 

@@ -8,10 +8,10 @@ from torch import Tensor
 from torch.futures import Future
 
 from ...telemetry.meter import meter
-from ..gradients.commit import Commit
-from ..gradients.gradient import Reduction
-from ..gradients.hook_state import HookState
 from ..work.work import CommWork
+from .commit import Commit
+from .gradient import Reduction
+from .hook_state import HookState
 
 Memories = tuple[dict[tuple[int, str], Tensor], dict[tuple[int, str], Tensor]]
 """Host memory of even and of odd steps, where the last step's is in use during a step."""

@@ -1,0 +1,96 @@
+"""`Heads`: what the ranks tell each other at the start of an average of gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from ...errors import CommError, ConfigError
+from ..group.backend import CommProcessGroup
+from ..work.context import labelled, priority
+from ..work.odd import odd_ones, usual
+from .meeting import on_all
+from .sync import no_count
+
+
+class Head(NamedTuple):
+    """What a rank tells the others."""
+
+    step: int
+    """The number of the step. 0 where a GradScaler may skip steps of one rank."""
+    passes: int = 0
+    """Backward passes of the step so far."""
+    is_leaving: bool = False
+    """Whether it makes no more steps."""
+    samples: float = 0.0
+    """This site's, in the step; NaN: `samples` gave no count."""
+    scale: float = 1.0
+    """The factor of the gradients, by the job's GradScaler."""
+
+
+class Heads:
+    """The heads of all ranks of the group, of one average after the other. `is_weighted`: sites count by samples."""
+
+    def __init__(self, group: CommProcessGroup, *, is_weighted: bool) -> None:
+        self._group, self._is_weighted = group, is_weighted
+        self._met: list[Head] | None = None
+
+    def tell(self, own: Head) -> None:
+        """Tells the others this rank's head. An average begins."""
+        self._all = torch.empty(self._group.size(), len(own), dtype=torch.float64)
+        self._met = None
+        with priority(0), labelled(f"exact step {own.step}"):
+            self._work = self._group.all_gather_single(self._all.view(-1), torch.tensor(own, dtype=torch.float64))
+
+    def meet(self) -> list[Head]:
+        """The heads of all ranks; waits for them. Raises the same error on all ranks: CommError if some leave and
+        others do not, and for steps that differ; ConfigError for wrong counts of samples, and scales that differ."""
+        if self._met is None:
+            self._work.wait()
+            rows = self._all.tolist()
+            heads = [Head(int(step), int(passes), bool(leaves), *rest) for step, passes, leaves, *rest in rows]
+            self._check(heads)
+            self._met = heads
+        return self._met
+
+    def weight(self) -> float:
+        """That of this rank's gradients: n_r S / sum(n) of the samples n of S sites, as in `gradients/samples.py`; 0
+        where no site has samples."""
+        if not self._is_weighted:
+            return 1.0
+        counts = [head.samples for head in self.meet()]
+        return counts[self._group.rank()] * len(counts) / (math.fsum(counts) or 1.0)
+
+    def _check(self, heads: Sequence[Head]) -> None:
+        who, ranks = self._group.who, dist.get_process_group_ranks(self._group)
+        leaving = [rank for rank, head in zip(ranks, heads, strict=True) if head.is_leaving]
+        if leaving and len(leaving) < len(ranks):
+            text = (
+                f"{who}: rank {leaving[0]} has ended `with LocalSteps(...)`, and others make another exact step: make "
+                f"equally many on all ranks, or end the exact steps before (exact_steps=, every=)"
+            )
+            raise on_all(CommError(text), leaving[0])
+        for rank, head in zip(ranks, heads, strict=True):
+            if math.isnan(head.samples):
+                raise on_all(ConfigError(no_count(who, rank)), rank)
+        for kind, what, values, remedy in (
+            (
+                CommError,
+                "the number of the step",
+                [head.step for head in heads],
+                "make equally many backward passes and steps on all ranks",
+            ),
+            (
+                ConfigError,
+                "the loss scale",
+                [head.scale for head in heads],
+                "gradients are averaged as they are scaled: give the GradScalers of all ranks the same init_scale",
+            ),
+        ):
+            if odd := odd_ones(values):
+                found = ", ".join(f"{values[at]:g} on rank {ranks[at]}" for at in sorted({usual(values), odd[0]}))
+                raise on_all(kind(f"{who}: exact step: {what} differs: {found}; {remedy}"), ranks[odd[0]])
