@@ -38,6 +38,14 @@ def load() -> None:
         _look_at_models()
 
 
+def load_vllm() -> None:
+    """Tells vLLM of the engine that loads published weights. An entry point of the group `vllm.general_plugins`, which
+    vLLM calls in each of its processes."""
+    from vllm.distributed.weight_transfer import WeightTransferEngineFactory
+
+    WeightTransferEngineFactory.register_engine(NAME, "commlayer.vllm", "Engine")
+
+
 def _devices() -> list[str]:
     """The types of devices whose tensors a group takes: also those of the accelerator at hand."""
     import torch
