@@ -118,9 +118,9 @@ class Engine(CheckpointEngine):  # type: ignore[misc]  # mypy does not see verl
             yield name, tensor.to(device)
 
     def _take(self) -> Version:
+        if self._address is None or self._version == 0:
+            raise ConfigError("receive_weights() before init_process_group(): call them in verl's order")
         if self._follower is None:
-            if self._address is None:
-                raise ConfigError("receive_weights() before init_process_group(): call them in verl's order")
             self._follower = Follower(self._address, secret_file=self._secret_file, timeout_s=self._timeout_s)
         return self._follower.take(self._version)
 

@@ -115,9 +115,9 @@ class Engine(WeightTransferEngine):  # type: ignore[misc]
             self.model.load_weights(self._copies(version))
         except Exception as error:
             raise MismatchError(
-                f"vLLM's {type(self.model).__name__} cannot load version {version.number}: {type(error).__name__}: "
-                f"{error}. It has old and new weights now, so generate nothing before an update succeeds; publish "
-                f"tensors with the names and shapes of a checkpoint of this model"
+                f"vLLM's {type(self.model).__name__} cannot load version {version.number}, and may have old and new "
+                f"weights now: generate nothing before an update succeeds. Publish tensors with the names and shapes "
+                f"of a checkpoint of this model. vLLM says: {type(error).__name__}: {error}"
             ) from error
 
     def _copies(self, version: Version) -> Iterator[tuple[str, Tensor]]:
