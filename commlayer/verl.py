@@ -15,9 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import ray
+import torch
 from torch import Tensor
 from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry
-from verl.utils.device import get_device_name
 from verl.utils.net_utils import get_free_port
 from verl.workers.rollout.utils import ensure_async_iterator
 
@@ -82,7 +82,7 @@ class Engine(CheckpointEngine):  # type: ignore[misc]  # mypy does not see verl
     def init_process_group(self, address: str, version: int) -> None:
         """Tells a process where the actor publishes, and the version of this update."""
         if self._follower is not None and (address != self._address or version <= self._version):
-            self._follower.close()  # the actor began anew
+            self._thread.submit(self._follower.close)  # the actor began anew
             self._follower = None
         self._address, self._version = address, version
 
@@ -113,7 +113,8 @@ class Engine(CheckpointEngine):  # type: ignore[misc]  # mypy does not see verl
         Raises ConfigError as `commlayer.subscribe`, and the errors of `Follower.take`.
         """
         version = await asyncio.get_running_loop().run_in_executor(self._thread, self._take)
-        device = get_device_name()
+        accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        device = torch.device("cpu") if accelerator is None else accelerator
         for name, tensor in version.tensors().items():
             yield name, tensor.to(device)
 

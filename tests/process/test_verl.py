@@ -3,7 +3,9 @@ uses of it. Read in verl 0.9.1: verl/checkpoint_engine/base.py and nccl_checkpoi
 
 import asyncio
 import importlib.util
+import os
 import socket
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -15,7 +17,11 @@ import torch
 from torch import Tensor
 
 from commlayer.errors import CommError, ConfigError, MismatchError, OperationTimeoutError
+from examples.hosts import compare
+from tests import ROOT
 from tests.process.test_metrics import free_port
+
+HAS_VERL = importlib.util.find_spec("verl") is not None
 
 
 class CheckpointEngine:
@@ -57,7 +63,6 @@ STAND_IN: dict[str, dict[str, Any]] = {
         "CheckpointEngineRegistry": CheckpointEngineRegistry,
     },
     "verl.utils": {},
-    "verl.utils.device": {"get_device_name": lambda: "cpu"},
     "verl.utils.net_utils": {"get_free_port": get_free_port},
     "verl.workers": {},
     "verl.workers.rollout": {},
@@ -69,7 +74,7 @@ STAND_IN: dict[str, dict[str, Any]] = {
 def host() -> Iterator[None]:
     """verl, or the stand-in."""
     with pytest.MonkeyPatch.context() as patch:
-        if importlib.util.find_spec("verl") is None:
+        if not HAS_VERL:
             for name, content in STAND_IN.items():
                 module = ModuleType(name)
                 vars(module).update(content)
@@ -214,3 +219,14 @@ def test_another_order_of_calls_is_an_error(job: Job) -> None:
 
     with pytest.raises(ConfigError, match="init_process_group"):
         asyncio.run(received())
+
+
+@pytest.mark.timeout(400)
+def test_verls_manager_updates_workers_of_ray(tmp_path: Path) -> None:
+    if not HAS_VERL:
+        pytest.skip("verl is not installed; make rollouts runs this")
+    environ = {**os.environ, **compare.RAY, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "tests.process.verl_job", str(tmp_path)]
+    ended = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=360, check=False, cwd=ROOT)
+    assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-6000:]
+    assert "VERL JOB PASSED" in ended.stdout
