@@ -1,5 +1,5 @@
 """Registers the backend `commlayer` when torch is imported: `load` is an entry point of the group `torch.backends`, and
-since torch 2.14, which asks for a backend by its name, of `torch.distributed.backends`.
+since torch 2.14, which asks for a backend by its name, of `torch.distributed.backends`. `load_vllm` is one of vLLM's.
 
 This module is outside of the package, because to import that takes half a second, and every process that imports torch
 would wait for it. The package is imported when the first group is made, and where there is a file of settings (or
