@@ -140,6 +140,13 @@ hosts-emulated: $(HOSTS:%=.venv-hosts/%/.stamp) ## compare them on four emulated
 hosts: $(HOSTS:%=.venv-hosts/%/.stamp) ## compare losses of trainers on gloo and on commlayer (HOSTS="accelerate trainer": some)
 	@set -e; for host in $(HOSTS); do .venv-hosts/$$host/bin/python examples/hosts/compare.py $$host; done
 
+ROLLOUTS := trainer vllm verl
+.PHONY: rollouts
+rollouts: venv $(ROLLOUTS:%=.venv-hosts/%/.stamp) ## published weights in vLLM and verl themselves, and the example with transformers (minutes)
+	.venv-hosts/trainer/bin/python -m pytest -q -rs tests/process/test_rl_rollout.py
+	.venv-hosts/vllm/bin/python -m pytest -q -rs tests/process/test_vllm.py
+	.venv-hosts/verl/bin/python -m pytest -q -rs tests/process/test_verl.py
+
 faults: venv native ## faults in real processes, and a table of the errors (emulated hosts need root)
 	rm -f out/faults.json
 	$(BIN)/python -m pytest -q -rs tests/process/faults

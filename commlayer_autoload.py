@@ -1,5 +1,5 @@
 """Registers the backend `commlayer` when torch is imported: `load` is an entry point of the group `torch.backends`, and
-since torch 2.14, which asks for a backend by its name, of `torch.distributed.backends`.
+since torch 2.14, which asks for a backend by its name, of `torch.distributed.backends`. `load_vllm` is one of vLLM's.
 
 This module is outside of the package, because to import that takes half a second, and every process that imports torch
 would wait for it. The package is imported when the first group is made, and where there is a file of settings (or
@@ -36,6 +36,14 @@ def load() -> None:
         _watch_steps(folder)
     if file or environment.has_ddp_variables():
         _look_at_models()
+
+
+def load_vllm() -> None:
+    """Tells vLLM of the engine that loads published weights. An entry point of the group `vllm.general_plugins`, which
+    vLLM calls in each of its processes."""
+    from vllm.distributed.weight_transfer import WeightTransferEngineFactory
+
+    WeightTransferEngineFactory.register_engine(NAME, "commlayer.vllm", "Engine")
 
 
 def _devices() -> list[str]:

@@ -86,12 +86,14 @@ MAY_IMPORT = {
     "torchrec": {"errors", "plans", "transport"},
     "megatron": {"errors", "config", "frontend.experts"},
     "torchtitan": {"errors", "config", "frontend.experts"},
+    "vllm": {"errors", "weights"},
+    "verl": {"errors", "weights"},
     "__main__": {"tools"},
 }
 BESIDE = ("commlayer_autoload", "commlayer_command", "commlayer_environment")  # modules beside the package
 SHARED_TYPES = "transport.base"  # what packages below the frontend may know of the transport
 MAY_USE_TORCH_DISTRIBUTED = {
-    *("commlayer_autoload", "frontend", "torchft", "torchtitan", "transport.bootstrap", "transport.group_life")
+    *("commlayer_autoload", "frontend", "torchft", "torchtitan", "vllm", "transport.bootstrap", "transport.group_life")
 } | {f"tools.{name}" for name in ("bench", "check", "cli", "job", "probe")}
 PURE = ("simulate", "link", "trace", "actions", "pipelines", "measure")
 WITHOUT_TORCH = {"planner", *(f"scheduler.{name}" for name in PURE)}
