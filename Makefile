@@ -197,7 +197,7 @@ TORCH_UNITS := $(addprefix tests/unit/,compress pinned scheduler test_devices.py
                test_in_flight.py test_context.py test_submit.py test_work.py)
 TORCH_PROCESS := $(patsubst %,tests/process/test_%.py,abort autoload backend backend_errors backend_native backend_partial \
                  backend_start collectives ddp disabled fsdp hook_state overlap overlap_ddp overlap_fsdp overlap_programs p2p pipeline \
-                 pipeline_compiled pipeline_fsdp pipeline_state profile split tp tp_codec tp_megatron tp_mesh tp_refused \
+                 pipeline_compiled pipeline_fsdp pipeline_state profile reconfigure split tp tp_codec tp_megatron tp_mesh tp_refused \
                  tp_sequence)
 .PHONY: test-torch-some
 torch: ## the Python tests that touch torch, on another release of it (TORCH=2.11.0), in .venv-torch-2.11.0

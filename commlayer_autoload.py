@@ -55,7 +55,7 @@ def _devices() -> list[str]:
 
 
 def _create(opts: Any, pg_options: Any = None) -> Any:
-    from commlayer.frontend.group.backend import create
+    from commlayer.frontend.group.create import create
 
     return create(opts, pg_options)
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 from ..errors import CommError, OperationTimeoutError
+from .accord import store_errors
 from .base import Store
 
 PAUSE_S = 0.002
@@ -57,15 +58,8 @@ class Survivors:
 
         Raises OperationTimeoutError, which names the members that are awaited, and CommError without a Store.
         """
-        try:
+        with store_errors(lambda text: CommError(f"rank {self._own}: {text}")):
             return self._agree(set(gone), timeout_s)
-        except CommError:
-            raise
-        except RuntimeError as error:
-            raise CommError(
-                f"rank {self._own}: the job's Store does not answer: the process that serves it (rank 0, or torchrun's "
-                f"agent) is gone, or the network to its host; look at its log, and restart the job. ({error})"
-            ) from error
 
     def finish(self) -> None:
         """Tells members that come to this agreement that nobody has to go on: this one knows that all have done all,

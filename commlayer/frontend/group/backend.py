@@ -32,12 +32,11 @@ from torch._C._distributed_c10d import (
     ReduceScatterOptions,
     ScatterOptions,
     Work,
-    _DistributedBackendOptions,
 )
 
 from ...compress.codec import CodecPair, Coding, codec_of
 from ...config import LOSS_BOUND_MAX, Config, Policy, policy_of_groups
-from ...errors import ConfigError, OperationTimeoutError, UnreachableError
+from ...errors import ConfigError
 from ...loss.operation_policy import OperationPolicy
 from ...plans.settings import Settings
 from ...transport.attendance import Attendance
@@ -52,18 +51,17 @@ from ..work.dynamo import untraced
 from ..work.work import CommWork
 from .arguments import as_list, options_of
 from .collectives import Collectives
-from .gloo import Fallback, connect_gloo, plain_gloo
-from .options import NAME, Options
+from .gloo import Fallback, connect_gloo
+from .options import NAME
 from .record import description_of, open_record
 from .report import Report
 from .split import check_ranks, policy_of
 from .submit import Submitter
-from .uncaught import tell_torchrun
 
 
 @untraced
 class CommProcessGroup(dist.ProcessGroup):
-    """A process group whose collectives run on the native engine. torch makes it, see `create`.
+    """A process group whose collectives run on the native engine. torch makes it, see `create.py`.
 
     Operations of one group run in the order of the calls, which must be the same on all ranks. Any thread may call. The
     collectives have the names, arguments and errors of `torch.distributed.ProcessGroup`.
@@ -84,13 +82,30 @@ class CommProcessGroup(dist.ProcessGroup):
         """`own_job`: see `bootstrap.connect`."""
         # torch's stub has the signature of the C++ class; only this one makes an object that C++ calls back.
         super().__init__(rank, size)  # type: ignore[call-arg]
+        ranks = list(global_ranks) or list(range(size))
+        self._begin(store, name, ranks)
+        self._open(Rendezvous(store, name, rank, size, timeout, ranks), timeout, global_ranks, policy, own_job=own_job)
+
+    def _begin(self, store: dist.Store, name: str, ranks: Sequence[int]) -> None:
         self.closed = False
         """Whether `shutdown` or `abort` was called."""
         self._is_shut_down = False
-        self._ranks = list(global_ranks) or list(range(size))
+        self._ranks = ranks
         self._store, self._name, self._split_count = store, name, 0
-        peer = self._ranks[rank]
-        rendezvous = Rendezvous(store, name, rank, size, timeout, self._ranks)
+        self._lock = threading.Lock()
+        disowned_in_children(self)
+
+    def _open(
+        self,
+        rendezvous: Rendezvous,
+        timeout: timedelta,
+        global_ranks: Sequence[int],
+        policy: Policy | None,
+        *,
+        own_job: bool,
+    ) -> None:
+        """Meets the other ranks. Arguments: as of `__init__`; `timeout` is that of operations."""
+        rank, size, name, store = rendezvous.rank, rendezvous.size, self._name, self._store
         with rendezvous.alone():
             config = Config.from_environment()
             given = policy or policy_of_groups(config)
@@ -102,14 +117,14 @@ class CommProcessGroup(dist.ProcessGroup):
             rendezvous,
             config,
             agreed,
-            peer=peer,
+            peer=self._ranks[rank],
             is_world=not global_ranks,
             own_job=own_job,
             calls=calls,
             describe=description_of(self),
         )
         try:
-            self._gloo = connect_gloo(rendezvous, self._native.interface, timeout)
+            self._gloo = self._connect_gloo(rendezvous, timeout)
         except BaseException as error:
             rendezvous.give_up(error)
             self._native.close()
@@ -155,13 +170,14 @@ class CommProcessGroup(dist.ProcessGroup):
             self._submitter, rank, size, operation_policy(self.policy).without_class(), lambda: native.who
         )
         self._report = Report.open(self._native, config, self.policy, settings, calls)
-        self._lock = threading.Lock()
         self.devices: Devices | None = None
         """Takes tensors that are not on the CPU; None without an accelerator."""
         if kind:
             pinned = PinnedCopies(stream_wait=config.streams_wait(), limit_bytes=config.pinned_bytes or pinned_share())
             self.devices = Devices(self, NAME, store, timeout, global_ranks, pinned)
-        disowned_in_children(self)
+
+    def _connect_gloo(self, rendezvous: Rendezvous, timeout: timedelta) -> Any:
+        return connect_gloo(rendezvous, self._native.interface, timeout)
 
     def disown(self) -> None:
         """See `fork.Owned`. The child never frees this group: the destructors of gloo and of torch's Store would take
@@ -372,7 +388,7 @@ class CommProcessGroup(dist.ProcessGroup):
         name = self.name_of_split(new_ranks)
         if self.rank() not in new_ranks:
             return None
-        child = type(self)(
+        child = CommProcessGroup(
             dist.PrefixStore(f"{name}/", self._store),
             new_ranks.index(self.rank()),
             len(new_ranks),
@@ -394,6 +410,22 @@ class CommProcessGroup(dist.ProcessGroup):
         return f"{self._name}:split:{self._split_count}:{new_ranks[0]}"
 
     supports_shrinking = True
+    supports_reconfigure = False
+    """Since torch 2.14; without this and the two methods, torch would ask gloo beneath."""
+
+    def get_reconfigure_handle(self) -> str:
+        """Raises ConfigError: see `ReconfigurableGroup`."""
+        raise self._not_reconfigurable()
+
+    def reconfigure(self, opts: Any) -> Work:  # noqa: ARG002  # torch's name
+        """Raises ConfigError: see `ReconfigurableGroup`."""
+        raise self._not_reconfigurable()
+
+    def _not_reconfigurable(self) -> ConfigError:
+        return ConfigError(
+            f"{self.who}: only a WORLD that was made with init_process_group(..., enable_reconfigure=True) can be "
+            f"reconfigured; make such a one, or a new group"
+        )
 
     def exclude(self, ranks: Collection[int], *, aborts: bool) -> str:
         """Agrees with the other ranks that stay on those of this group that go: see `Exclusion.agree`. Returns a name
@@ -528,36 +560,3 @@ class CommProcessGroup(dist.ProcessGroup):
 
     def getBackendName(self) -> str:  # noqa: N802  # the name that C++ calls
         return NAME
-
-
-def create(opts: _DistributedBackendOptions, pg_options: Any = None) -> CommProcessGroup | Backend:
-    """Makes a process group. `commlayer_autoload` calls this for `init_process_group("commlayer")` and `new_group`.
-    With COMMLAYER_DISABLE it is a backend of gloo's, which torch puts in a group of its own.
-
-    Raises ConfigError, MismatchError, OperationTimeoutError or CommError, see `bootstrap.connect`.
-    """
-    tell_torchrun()
-    if not isinstance(pg_options, (Options, type(None))):
-        raise ConfigError(f"pg_options={pg_options!r}: pass commlayer.Options(commlayer.Policy(...)), or nothing")
-    if Config.is_disabled():
-        return plain_gloo(
-            opts.store,
-            opts.group_id,
-            opts.group_rank,
-            opts.group_size,
-            opts.timeout,
-            opts.global_ranks_in_group,
-        )
-    try:
-        return CommProcessGroup(
-            opts.store,
-            opts.group_rank,
-            opts.group_size,
-            opts.timeout,
-            opts.group_id,
-            opts.global_ranks_in_group,
-            pg_options.policy if pg_options else None,
-        )
-    except (ConfigError, OperationTimeoutError, UnreachableError) as error:
-        # Faults of the job, not of this package: its frames, times the ranks, would only hide the text.
-        raise error.with_traceback(None) from None

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C import _distributed_c10d
 from torch._C._distributed_c10d import Backend
 from torch.utils._pytree import tree_leaves
 
@@ -36,13 +37,49 @@ def connect_gloo(rendezvous: Rendezvous, interface: str, timeout: timedelta) -> 
     Raises ConfigError if gloo cannot use the interface.
     """
     addresses = dist.HashStore()
-    keys = [f"0/{rank}" for rank in range(rendezvous.size)]  # gloo's names: the device and the rank
     with rendezvous.alone():
         group = dist.ProcessGroupGloo(addresses, rendezvous.rank, rendezvous.size, _options(interface, timeout))
+    _exchange_addresses(rendezvous, addresses, "")
+    return group
+
+
+def _exchange_addresses(rendezvous: Rendezvous, addresses: dist.Store, prefix: str) -> None:
+    """Puts those of the other ranks beside this rank's, which gloo has put into this Store."""
+    keys = [f"{prefix}0/{rank}" for rank in range(rendezvous.size)]  # gloo's names: the device and the rank
+    with rendezvous.alone():
         own = addresses.get(keys[rendezvous.rank])
     for key, address in zip(keys, rendezvous.exchange("gloo", own), strict=True):
         addresses.set(key, address)  # type: ignore[arg-type]  # bytes pass, the stub says str
-    return group
+
+
+class ReconfigurableGloo:
+    """A gloo group that gets other ranks, since torch 2.14; it has none before the first `connect`."""
+
+    def __init__(self, rank: int, size: int, timeout: timedelta) -> None:
+        self._addresses = dist.HashStore()
+        self._count = 0
+        options = _options("lo", timeout)  # each `connect` gives it a device of its own
+        options.enable_reconfigure = True
+        self.group: Any = dist.ProcessGroupGloo(self._addresses, rank, size, options)
+
+    def connect(self, rendezvous: Rendezvous, interface: str) -> Any:
+        """The group, which has the ranks of this rendezvous from now on: as of `connect_gloo`. What gloo has in flight
+        fails once another rank has called this."""
+        self._count += 1
+        request = _distributed_c10d.ReconfigureOptions()  # type: ignore[attr-defined]  # not in the stub of torch 2.13
+        request.uuid = self._count
+        # gloo counts the handles, and looks for its own: that is all that it reads in them.
+        request.handles = [f"gloo:{rank}:-2:{rank}:" for rank in range(rendezvous.size)]
+        request.handles = [
+            *request.handles[: rendezvous.rank],
+            self.group.get_reconfigure_handle(),
+            *request.handles[rendezvous.rank + 1 :],
+        ]
+        with rendezvous.alone():
+            self.group.options._devices = _options(interface, self.group.options._timeout)._devices
+            self.group.reconfigure(request)
+        _exchange_addresses(rendezvous, self._addresses, f"reconfigure/{self._count}/")
+        return self.group
 
 
 def plain_gloo(
@@ -59,6 +96,11 @@ def plain_gloo(
     backend = dist.ProcessGroupGloo(dist.PrefixStore("gloo", rendezvous.store), rank, size, timeout=timeout)
     backend._set_sequence_number_for_group()
     return backend
+
+
+def reconfigurable_gloo(store: dist.Store, rank: int, size: int, timeout: timedelta) -> Backend:
+    """The same for a group that can be reconfigured, since torch 2.14. It meets nobody: settings are not compared."""
+    return dist.ProcessGroupGloo(store, rank, size, timeout=timeout, enable_reconfigure=True)  # type: ignore[call-arg]
 
 
 class Fallback:
