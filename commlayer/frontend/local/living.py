@@ -121,9 +121,13 @@ class Living:
         if self._party is not None:
             self._party.survivors().finish()
 
-    def close(self) -> None:
-        """Leaves the group, and ends the thread that watches the others. Idempotent."""
+    def unwatch(self) -> None:
+        """Ends the thread that watches the others. Idempotent."""
         if self._party is not None:
             self._party.pulse.close()
+
+    def close(self) -> None:
+        """Leaves the group, and watches the others no more. Idempotent."""
+        self.unwatch()
         if self.group in c10d._world.pg_map:
             dist.destroy_process_group(self.group)

@@ -323,11 +323,16 @@ class LocalSteps:
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
-        if self._rounds is not None:
-            self._rounds.close()
+        self._stop_threads()
         living, self._living = self._living, None
         if living is not None:
             living.close()
+
+    def _stop_threads(self) -> None:
+        if self._rounds is not None:
+            self._rounds.close()
+        if self._living is not None:
+            self._living.unwatch()
 
     # ---- steps ------------------------------------------------------------------------------------------------------
 
@@ -488,3 +493,4 @@ def _warn_of_open() -> None:
             "no last sync was made; leave the `with` block",
             context.steps,
         )
+        context._stop_threads()  # one that is in the Store when Python ends would abort the process
