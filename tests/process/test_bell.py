@@ -129,6 +129,7 @@ def test_no_thread_is_left(rank: int, size: int, min_sites: int | None) -> None:
 @ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
 def test_what_is_no_truth_value_is_refused(rank: int, size: int) -> None:
     check_refused(r"LocalSteps\(uneven=1\): use True or False", Net(), uneven=1)
+    check_refused(r"LocalSteps\(every='auto', uneven=True\).*; give every", Net(), every="auto", uneven=True)
     check_refused("uneven differs: False on rank 0, True on rank 1", Net(), uneven=rank == 1)
 
 

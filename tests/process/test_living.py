@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -16,7 +17,7 @@ from commlayer.frontend.group import party
 from tests import ranks
 from tests.process import local_deaths
 from tests.process.local_deaths import SIZE, Plan, check
-from tests.process.test_local_errors import begin, check_refused, run
+from tests.process.test_local_errors import Stopped, begin, check_refused, run
 from tests.process.test_local_steps import Net, train
 
 
@@ -89,6 +90,56 @@ def test_a_frozen_site_learns_that_the_others_went_on() -> None:
     found = ranks.results(ranks.outcomes(frozen, 3, environ={**ranks.UDP, "COMMLAYER_PEER_TIMEOUT_S": "2"}), ())
     assert found[0] == found[2] == "went on", found
     assert "gone on without it; end this process" in found[1], found
+
+
+def before(rank: int, size: int) -> str:
+    ranks.init(rank, size)
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(commlayer.PeerLostError, match="rank 1"), begin(Net(), min_sites=1):
+        pass
+    return "PeerLostError"
+
+
+def again(rank: int, size: int) -> str:
+    """After a death the group still has the dead rank; one of those that live does not."""
+
+    def die(step: int, _: Any) -> None:
+        if (rank, step) == (1, 2):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    ranks.init(rank, size)
+    run(Net(), rank, 12, die, min_sites=1)
+    with pytest.raises(commlayer.PeerLostError, match="rank 1"), begin(Net(), min_sites=1):
+        pass
+    left = dist.new_group([0, 2], use_local_synchronization=True)
+    run(Net(), rank, 12, die, min_sites=1, group=left)
+    return "PeerLostError"
+
+
+@pytest.mark.parametrize("body", [before, again])
+def test_a_death_before_the_training_is_found_when_it_begins(body: Any) -> None:
+    begun_s = time.monotonic()
+    found = ranks.outcomes(body, 3, environ=ranks.UDP)
+    assert [found[rank].result for rank in (0, 2)] == ["PeerLostError"] * 2, found
+    assert time.monotonic() - begun_s < 30.0
+
+
+def named(rank: int, size: int) -> None:
+    def stop(step: int, _: Any) -> None:
+        if (rank, step) == (3, 5):
+            raise Stopped
+
+    between = [dist.new_group([0, 2]), dist.new_group([1, 3])][rank % 2]
+    texts = ranks.logged()
+    with contextlib.suppress(Stopped):
+        run(Net(), rank, 12, stop, group=between, min_sites=1)
+    if rank == 1:
+        assert any("goes on with the sites of rank(s) [1], without [3]" in text for text in texts), texts
+
+
+def test_ranks_are_those_of_the_job() -> None:
+    ranks.run_job(named, 4, environ=ranks.NETWORK)
 
 
 def early(rank: int, size: int) -> str:

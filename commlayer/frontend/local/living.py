@@ -41,11 +41,11 @@ class Living:
         group = self.group
         token, places = introduce(group)
         store = root_of(c10d._world.pg_map[c10d._get_default_group()][1])
-        party = Party(store, f"commlayer/local/{token}", group.rank(), here(), silence_s)
-        party.members = list(places)
+        party = Party(store, f"commlayer/local/{token}", dist.get_rank(), here(), silence_s)
+        party.members = dist.get_process_group_ranks(group)  # errors name ranks of the job
         party.timeout_s = group.timeout.total_seconds()
-        party.add(places)
-        self._party, self._least, self._ranks = party, min_sites, dist.get_process_group_ranks(group)
+        party.add({rank: places[at] for at, rank in enumerate(party.members)})
+        self._party, self._least = party, min_sites
         self._backend, self._name = str(c10d._world.pg_map[group][0]), f"{group.group_name}:sites"
         self._options = Options(group.policy, timeout=group.timeout)
 
@@ -76,7 +76,7 @@ class Living:
                 ) from error
             party.pulse.forget(verdict.gone)
             party.members = [member for member in party.members if member not in verdict.gone]
-            gone, left = ([self._ranks[at] for at in each] for each in (sorted(verdict.gone), party.members))
+            gone, left = sorted(verdict.gone), party.members
             if len(left) < self._least:
                 found = f"rank(s) {gone} are gone, and {left} are fewer than min_sites={self._least}"
                 raise on_all(PeerLostError(f"{self._who}: {found}; restore a checkpoint"), gone[0]) from error

@@ -147,11 +147,14 @@ class LocalSteps:
         if self._exact is not None or self._living is not None:
             raise ConfigError("LocalSteps: its `with` has begun before; make a LocalSteps for each `with`")
         given = self._given_group or dist.distributed_c10d._get_default_group()
+        if isinstance(given, CommProcessGroup):
+            given.barrier().wait()  # raises PeerLostError after a death; new_group would wait for its timeout
         # A group of its own: ranks may skip steps, so syncs keep no order with other operations of the job.
         made = dist.new_group(
             dist.get_process_group_ranks(given),
             backend=NAME,
             pg_options=Options(dataclasses.replace(policy_of_groups(Config.from_environment()), priority=CLASS)),
+            timeout=given.timeout if isinstance(given, CommProcessGroup) else None,
             use_local_synchronization=True,
             group_desc="commlayer.LocalSteps",
         )
@@ -209,6 +212,11 @@ class LocalSteps:
             raise ConfigError(f"LocalSteps(samples={self._samples!r}): give a function that returns a count, or None")
         if not isinstance(self._uneven, bool):
             raise ConfigError(f"LocalSteps(uneven={self._uneven!r}): use True or False")
+        if self._uneven and self._every == "auto":
+            raise ConfigError(
+                "LocalSteps(every='auto', uneven=True): auto makes exact steps, in which all sites wait for the "
+                "slowest, and may go on with them, which `trained` leaves out; give every"
+            )
         if whole(self._exact_steps, -1) < 0:
             raise ConfigError(f"LocalSteps(exact_steps={self._exact_steps!r}): use a whole number, 0 or more (steps)")
         self._weights = Weights(self._model, self._optimizer, self._buffers)
