@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import time
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -140,6 +141,27 @@ def named(rank: int, size: int) -> None:
 
 def test_ranks_are_those_of_the_job() -> None:
     ranks.run_job(named, 4, environ=ranks.NETWORK)
+
+
+def hanging(rank: int, size: int) -> str:
+    """Rank 1 lives, and does not come to a sync within the timeout."""
+
+    def hang(step: int, _: Any) -> None:
+        if (rank, step) == (1, 3):
+            time.sleep(6.0)
+
+    ranks.init(rank, size, timeout=timedelta(seconds=3))
+    try:
+        run(Net(), rank, 12, hang, min_sites=2)
+    except commlayer.PeerLostError as error:
+        return str(error)
+    return "went on"
+
+
+def test_a_site_that_hangs_is_taken_for_dead() -> None:
+    found = ranks.run(hanging, 3, environ=ranks.UDP)
+    assert found[0] == found[2] == "went on", found
+    assert "gone on without it; end this process" in found[1], found
 
 
 def early(rank: int, size: int) -> str:

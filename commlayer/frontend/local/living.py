@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from ...errors import AbortedError, CommError, PeerLostError
+from ...errors import AbortedError, CommError, OperationTimeoutError, PeerLostError
 from ...transport.store_link import root_of
 from ..group.backend import CommProcessGroup
 from ..group.options import Options
@@ -17,8 +17,8 @@ from ..group.party import ATTEMPTS, Party, here, introduce
 from ..group.split import subgroup
 from .meeting import is_on_all, on_all
 
-LOST = (PeerLostError, AbortedError)
-"""Errors of a sync after which the other sites can go on: a site died, or ended its `with` by an exception."""
+LOST = (PeerLostError, AbortedError, OperationTimeoutError)
+"""Errors of a sync after which the other sites can go on: a site died, ended its `with` by an exception, or hangs."""
 
 log = logging.getLogger("commlayer")
 
@@ -57,16 +57,17 @@ class Living:
     def regroup(self, error: CommError, meet: Callable[[], MetT]) -> MetT | None:
         """After `error` of an operation: makes a new group of the sites that live, then calls `meet` in it. All of them
         call, each when an operation has failed there. Returns what `meet` returns; None after `finish` of another site.
+        A site that did not come to an operation within the timeout is taken for dead.
 
-        Raises `error` if the training cannot
-        go on, and PeerLostError, on all that live, if these are fewer than `min_sites`, and on a site without which the
-        others have gone on.
+        Raises `error` if the training cannot go on; PeerLostError, on all that live, if these are fewer than
+        `min_sites`, and on a site without which the others have gone on.
         """
         if self._party is None or is_on_all(error):
             raise error
         party = self._party
+        late = {error.culprit} & set(party.members) if isinstance(error, OperationTimeoutError) else set()
         for _ in range(ATTEMPTS):
-            verdict = party.agree(())
+            verdict = party.agree(late - {party.own})
             if verdict is None:
                 self.is_finished = True
                 return None
@@ -85,8 +86,8 @@ class Living:
             try:
                 self._make(left)
                 return meet()
-            except LOST as late:
-                log.warning("%s tries again: %s", self._who, late)
+            except LOST as again:
+                log.warning("%s tries again: %s", self._who, again)
         raise PeerLostError(f"{self._who}: no group in {ATTEMPTS} attempts; look at the other ranks' logs") from error
 
     def _make(self, ranks: list[int]) -> None:
