@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import signal
 import time
@@ -141,6 +142,37 @@ def named(rank: int, size: int) -> None:
 
 def test_ranks_are_those_of_the_job() -> None:
     ranks.run_job(named, 4, environ=ranks.NETWORK)
+
+
+def fewer(rank: int, size: int) -> Any:
+    """Rank 1 dies; the others save, and go on from there without it."""
+    ranks.init(rank, size)
+    state: dict[str, Any] = {}
+    with begin(model := Net(), min_sites=1, uneven=True) as local:
+        assert local.ranks == [0, 1, 2]
+        step = 0
+        while local.trained < 60:
+            if (rank, step) == (1, 6):
+                os.kill(os.getpid(), signal.SIGKILL)
+            train(model, local._optimizer, rank, [step])
+            step += 1
+            if not state and local.trained >= 30:
+                state = copy.deepcopy({"model": model.state_dict(), "local": local.state_dict()})
+        trained = local.trained
+    left = dist.new_group(local.ranks, use_local_synchronization=True)
+    again = begin(restored := Net(), group=left, uneven=True)
+    restored.load_state_dict(state["model"])
+    again.load_state_dict(state["local"])
+    with again:
+        while again.trained < trained:
+            train(restored, again._optimizer, rank, [step])
+    return local.ranks, [parameter.tolist() for parameter in restored.parameters()]
+
+
+def test_a_checkpoint_goes_on_with_fewer_sites() -> None:
+    found = ranks.results(ranks.outcomes(fewer, 3, environ=ranks.UDP), {1})
+    assert found[0][0] == [0, 2]
+    assert found[0] == found[2]
 
 
 def hanging(rank: int, size: int) -> str:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 from typing import Any
 
 import torch.distributed as dist
 
 from ...transport.store_link import connection
+
+log = logging.getLogger("commlayer")
 
 LOOK_S = 0.01
 """Pause between looks at the Store. torch's own wait would log a warning each time that it ends in vain, and a process
@@ -44,8 +47,10 @@ class Bell:
         self._thread.join(CLOSE_S)
 
     def _listen(self) -> None:
-        with contextlib.suppress(RuntimeError):  # the Store is gone
+        try:
             store = connection(self._store, self._silence_s)
             while not self._stopped.wait(LOOK_S):
                 while store.check([str(self._turn)]):
                     self._turn += 1
+        except RuntimeError as error:
+            log.warning("LocalSteps(uneven=True): the Store is gone, so sites wait for the slowest: %s", error)

@@ -30,6 +30,8 @@ class Living:
 
     def __init__(self, group: CommProcessGroup) -> None:
         self.group = group
+        self.ranks = dist.get_process_group_ranks(group)
+        """Those of the sites that live, in the job, as of the last sync that has ended."""
         self.is_finished = False
         """Whether another site has said that all have made the last sync."""
         self._least = 0
@@ -42,7 +44,7 @@ class Living:
         token, places = introduce(group)
         store = root_of(c10d._world.pg_map[c10d._get_default_group()][1])
         party = Party(store, f"commlayer/local/{token}", dist.get_rank(), here(), silence_s)
-        party.members = dist.get_process_group_ranks(group)  # errors name ranks of the job
+        party.members = self.ranks  # errors name ranks of the job
         party.timeout_s = group.timeout.total_seconds()
         party.add({rank: places[at] for at, rank in enumerate(party.members)})
         self._party, self._least = party, min_sites
@@ -65,7 +67,7 @@ class Living:
         if self._party is None or is_on_all(error):
             raise error
         party = self._party
-        late = {error.culprit} & set(party.members) if isinstance(error, OperationTimeoutError) else set()
+        late = {rank for rank in party.members if isinstance(error, OperationTimeoutError) and rank == error.culprit}
         for _ in range(ATTEMPTS):
             verdict = party.agree(late - {party.own})
             if verdict is None:
@@ -101,6 +103,7 @@ class Living:
                 self._options._timeout,
                 self.group.group_desc,
             )
+        self.ranks = ranks
 
     def _end(self) -> None:
         """Ends the group here, and its operations on all other ranks."""

@@ -138,6 +138,7 @@ class LocalSteps:
         self._measured: Measured | None = None
         self._hooks: list[RemovableHandle] = []
         self._is_averaged = False
+        self._ranks: list[int] = []  # after `with`
 
     # ---- begin and end ----------------------------------------------------------------------------------------------
 
@@ -334,6 +335,7 @@ class LocalSteps:
         self._stop_threads()
         living, self._living = self._living, None
         if living is not None:
+            self._ranks = living.ranks
             living.close()
 
     def _stop_threads(self) -> None:
@@ -416,6 +418,12 @@ class LocalSteps:
         """Samples of all sites in the syncs that have ended, which are local steps without `samples`: the same on all
         ranks after the same sync. Exact steps are left out."""
         return 0.0 if self._rounds is None else self._rounds.trained
+
+    @property
+    def ranks(self) -> list[int]:
+        """The ranks of the group whose sites train, the same on all of them after the same sync: without those that
+        have died (`min_sites`). Raises ConfigError before `with`."""
+        return self._ranks or self._begun()[1].ranks
 
     # ---- state ------------------------------------------------------------------------------------------------------
 
