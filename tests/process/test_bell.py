@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
+import threading
 from typing import Any
 
 import pytest
@@ -13,7 +16,7 @@ from commlayer.frontend.local.bell import Bell
 from tests import ranks
 from tests.process.hosts import LOOPBACK, on_hosts
 from tests.process.local_deaths import Plan, check
-from tests.process.test_local_errors import check_refused
+from tests.process.test_local_errors import check_refused, sgd
 from tests.process.test_local_steps import Given, Net
 from tests.world import until
 
@@ -76,16 +79,57 @@ def listening(rank: int, size: int) -> None:
     until(lambda: bell.rung(3))
     assert not bell.rung(4)
     bell.close()
-    until(lambda: not bell._thread.is_alive())
+    assert not bell._thread.is_alive()
 
 
 def test_all_hear_the_bell() -> None:
     ranks.run(listening, 2)
 
 
+ENDING = """
+import sys
+import time
+import torch
+import torch.distributed as dist
+import commlayer
+
+store = dist.TCPStore("127.0.0.1", 0, 1, True)
+dist.init_process_group("commlayer", rank=0, world_size=1, store=store)
+model = torch.nn.Linear(3, 3)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+local = commlayer.LocalSteps(model, optimizer, every=4, min_sites=1, uneven=True)
+local.__enter__()
+optimizer.step()
+time.sleep(1.5)  # far longer than the thread waits between two looks
+if sys.argv[1] == "after":
+    local.__exit__(None, None, None)
+"""
+
+
+@pytest.mark.parametrize("when", ["after", "within"])
+def test_the_process_may_end(when: str) -> None:
+    """A thread in the Store would abort it; torch would log each wait of a thread that ends in vain."""
+    command = [sys.executable, "-c", ENDING, when]
+    ended = subprocess.run(command, env=ranks.script_environ(), capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert "timed out" not in ended.stderr
+    assert ("the process ends within `with`" in ended.stderr) == (when == "within")
+
+
+@pytest.mark.parametrize("min_sites", [None, 1])
+@ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
+def test_no_thread_is_left(rank: int, size: int, min_sites: int | None) -> None:
+    before = set(threading.enumerate())
+    with commlayer.LocalSteps((model := Net()), sgd(model), 4, uneven=True, min_sites=min_sites):
+        assert {thread.name for thread in threading.enumerate()} >= {"commlayer-bell"}
+    left = {thread.name for thread in set(threading.enumerate()) - before}
+    assert not left & {"commlayer-bell", "commlayer-pulse"}
+
+
 @ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
 def test_what_is_no_truth_value_is_refused(rank: int, size: int) -> None:
     check_refused(r"LocalSteps\(uneven=1\): use True or False", Net(), uneven=1)
+    check_refused(r"LocalSteps\(every='auto', uneven=True\).*; give every", Net(), every="auto", uneven=True)
     check_refused("uneven differs: False on rank 0, True on rank 1", Net(), uneven=rank == 1)
 
 

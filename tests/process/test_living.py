@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import os
 import signal
 import time
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -16,7 +19,7 @@ from commlayer.frontend.group import party
 from tests import ranks
 from tests.process import local_deaths
 from tests.process.local_deaths import SIZE, Plan, check
-from tests.process.test_local_errors import begin, check_refused, run
+from tests.process.test_local_errors import Stopped, begin, check_refused, run
 from tests.process.test_local_steps import Net, train
 
 
@@ -87,6 +90,108 @@ def frozen(rank: int, size: int) -> str:
 
 def test_a_frozen_site_learns_that_the_others_went_on() -> None:
     found = ranks.results(ranks.outcomes(frozen, 3, environ={**ranks.UDP, "COMMLAYER_PEER_TIMEOUT_S": "2"}), ())
+    assert found[0] == found[2] == "went on", found
+    assert "gone on without it; end this process" in found[1], found
+
+
+def before(rank: int, size: int) -> str:
+    ranks.init(rank, size)
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(commlayer.PeerLostError, match="rank 1"), begin(Net(), min_sites=1):
+        pass
+    return "PeerLostError"
+
+
+def again(rank: int, size: int) -> str:
+    """After a death the group still has the dead rank; one of those that live does not."""
+
+    def die(step: int, _: Any) -> None:
+        if (rank, step) == (1, 2):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    ranks.init(rank, size)
+    run(Net(), rank, 12, die, min_sites=1)
+    with pytest.raises(commlayer.PeerLostError, match="rank 1"), begin(Net(), min_sites=1):
+        pass
+    left = dist.new_group([0, 2], use_local_synchronization=True)
+    run(Net(), rank, 12, die, min_sites=1, group=left)
+    return "PeerLostError"
+
+
+@pytest.mark.parametrize("body", [before, again])
+def test_a_death_before_the_training_is_found_when_it_begins(body: Any) -> None:
+    begun_s = time.monotonic()
+    found = ranks.outcomes(body, 3, environ=ranks.UDP)
+    assert [found[rank].result for rank in (0, 2)] == ["PeerLostError"] * 2, found
+    assert time.monotonic() - begun_s < 30.0
+
+
+def named(rank: int, size: int) -> None:
+    def stop(step: int, _: Any) -> None:
+        if (rank, step) == (3, 5):
+            raise Stopped
+
+    between = [dist.new_group([0, 2]), dist.new_group([1, 3])][rank % 2]
+    texts = ranks.logged()
+    with contextlib.suppress(Stopped):
+        run(Net(), rank, 12, stop, group=between, min_sites=1)
+    if rank == 1:
+        assert any("goes on with the sites of rank(s) [1], without [3]" in text for text in texts), texts
+
+
+def test_ranks_are_those_of_the_job() -> None:
+    ranks.run_job(named, 4, environ=ranks.NETWORK)
+
+
+def fewer(rank: int, size: int) -> Any:
+    """Rank 1 dies; the others save, and go on from there without it."""
+    ranks.init(rank, size)
+    state: dict[str, Any] = {}
+    with begin(model := Net(), min_sites=1, uneven=True) as local:
+        assert local.ranks == [0, 1, 2]
+        step = 0
+        while local.trained < 60:
+            if (rank, step) == (1, 6):
+                os.kill(os.getpid(), signal.SIGKILL)
+            train(model, local._optimizer, rank, [step])
+            step += 1
+            if not state and local.trained >= 30:
+                state = copy.deepcopy({"model": model.state_dict(), "local": local.state_dict()})
+        trained = local.trained
+    left = dist.new_group(local.ranks, use_local_synchronization=True)
+    again = begin(restored := Net(), group=left, uneven=True)
+    restored.load_state_dict(state["model"])
+    again.load_state_dict(state["local"])
+    with again:
+        while again.trained < trained:
+            train(restored, again._optimizer, rank, [step])
+    return local.ranks, [parameter.tolist() for parameter in restored.parameters()]
+
+
+def test_a_checkpoint_goes_on_with_fewer_sites() -> None:
+    found = ranks.results(ranks.outcomes(fewer, 3, environ=ranks.UDP), {1})
+    assert found[0][0] == [0, 2]
+    assert found[0] == found[2]
+
+
+def hanging(rank: int, size: int) -> str:
+    """Rank 1 lives, and does not come to a sync within the timeout."""
+
+    def hang(step: int, _: Any) -> None:
+        if (rank, step) == (1, 3):
+            time.sleep(6.0)
+
+    ranks.init(rank, size, timeout=timedelta(seconds=3))
+    try:
+        run(Net(), rank, 12, hang, min_sites=2)
+    except commlayer.PeerLostError as error:
+        return str(error)
+    return "went on"
+
+
+def test_a_site_that_hangs_is_taken_for_dead() -> None:
+    found = ranks.run(hanging, 3, environ=ranks.UDP)
     assert found[0] == found[2] == "went on", found
     assert "gone on without it; end this process" in found[1], found
 

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
-from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
 
 from ...transport.store_link import connection
 
-WAIT_S = 1.0
-"""The thread looks so often whether it is to end."""
+log = logging.getLogger("commlayer")
+
+LOOK_S = 0.01
+"""Pause between looks at the Store. torch's own wait would log a warning each time that it ends in vain, and a process
+that ends while a thread is in it aborts."""
+
+CLOSE_S = 1.0
+"""The longest wait for the end of the thread, where the Store does not answer."""
 
 
 class Bell:
@@ -38,14 +44,13 @@ class Bell:
     def close(self) -> None:
         """Ends the thread. Idempotent."""
         self._stopped.set()
+        self._thread.join(CLOSE_S)
 
     def _listen(self) -> None:
-        store = connection(self._store, self._silence_s)
-        while not self._stopped.is_set():
-            try:
-                store.wait([str(self._turn)], timedelta(seconds=WAIT_S))
-            except dist.DistStoreError:  # the time is up
-                continue
-            except RuntimeError:
-                return
-            self._turn += 1
+        try:
+            store = connection(self._store, self._silence_s)
+            while not self._stopped.wait(LOOK_S):
+                while store.check([str(self._turn)]):
+                    self._turn += 1
+        except RuntimeError as error:
+            log.warning("LocalSteps(uneven=True): the Store is gone, so sites wait for the slowest: %s", error)

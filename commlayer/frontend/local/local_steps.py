@@ -144,6 +144,7 @@ class LocalSteps:
         self._measured: Measured | None = None
         self._hooks: list[RemovableHandle] = []
         self._is_averaged = False
+        self._ranks: list[int] = []  # after `with`
 
     # ---- begin and end ----------------------------------------------------------------------------------------------
 
@@ -153,11 +154,14 @@ class LocalSteps:
         if self._exact is not None or self._living is not None:
             raise ConfigError("LocalSteps: its `with` has begun before; make a LocalSteps for each `with`")
         given = self._given_group or dist.distributed_c10d._get_default_group()
+        if isinstance(given, CommProcessGroup):
+            given.barrier().wait()  # raises PeerLostError after a death; new_group would wait for its timeout
         # A group of its own: ranks may skip steps, so syncs keep no order with other operations of the job.
         made = dist.new_group(
             dist.get_process_group_ranks(given),
             backend=NAME,
             pg_options=Options(dataclasses.replace(policy_of_groups(Config.from_environment()), priority=CLASS)),
+            timeout=given.timeout if isinstance(given, CommProcessGroup) else None,
             use_local_synchronization=True,
             group_desc="commlayer.LocalSteps",
         )
@@ -218,6 +222,11 @@ class LocalSteps:
             raise ConfigError(f"LocalSteps(samples={self._samples!r}): give a function that returns a count, or None")
         if not isinstance(self._uneven, bool):
             raise ConfigError(f"LocalSteps(uneven={self._uneven!r}): use True or False")
+        if self._uneven and self._every == "auto":
+            raise ConfigError(
+                "LocalSteps(every='auto', uneven=True): auto makes exact steps, in which all sites wait for the "
+                "slowest, and may go on with them, which `trained` leaves out; give every"
+            )
         if whole(self._exact_steps, -1) < 0:
             raise ConfigError(f"LocalSteps(exact_steps={self._exact_steps!r}): use a whole number, 0 or more (steps)")
         self._weights = Weights(self._model, self._optimizer, self._buffers)
@@ -345,11 +354,17 @@ class LocalSteps:
         self._hooks = []
         if self._exact is not None:
             self._exact.end()
-        if self._rounds is not None:
-            self._rounds.close()
+        self._stop_threads()
         living, self._living = self._living, None
         if living is not None:
+            self._ranks = living.ranks
             living.close()
+
+    def _stop_threads(self) -> None:
+        if self._rounds is not None:
+            self._rounds.close()
+        if self._living is not None:
+            self._living.unwatch()
 
     # ---- steps ------------------------------------------------------------------------------------------------------
 
@@ -418,6 +433,12 @@ class LocalSteps:
         """Samples of all sites in the syncs that have ended, which are local steps without `samples`: the same on all
         ranks after the same sync. Exact steps are left out."""
         return 0.0 if self._rounds is None else self._rounds.trained
+
+    @property
+    def ranks(self) -> list[int]:
+        """The ranks of the group whose sites train, the same on all of them after the same sync: without those that
+        have died (`min_sites`). Raises ConfigError before `with`."""
+        return self._ranks or self._begun()[1].ranks
 
     # ---- state ------------------------------------------------------------------------------------------------------
 
@@ -496,3 +517,4 @@ def _warn_of_open() -> None:
             "no last sync was made; leave the `with` block",
             context.steps,
         )
+        context._stop_threads()  # one that is in the Store when Python ends would abort the process
