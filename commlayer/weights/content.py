@@ -21,6 +21,22 @@ SLACK_BYTES = 64
 _key = torch.frombuffer(bytearray(hashlib.shake_128(b"commlayer publish").digest(4 * KEY_WORDS)), dtype=torch.uint8)
 _LENGTH = struct.Struct("<Q")
 
+TAG_BYTES = 8
+_FACTORS = np.frombuffer(hashlib.shake_128(b"commlayer tags").digest(64), np.uint64) | np.uint64(1)
+
+
+def tags(memory: Tensor | bytes | memoryview, part_bytes: int) -> bytes:
+    """The checksums of the parts of a content, TAG_BYTES of each. `part_bytes`: SUMS_CHUNK_BYTES, or two or four times
+    as many. A part that has changed keeps its own with a chance of about 2^-60; see `digest`."""
+    per_part = 2 * (part_bytes // SUMS_CHUNK_BYTES)
+    parts = (
+        -(-memory.nbytes // part_bytes) if isinstance(memory, Tensor | memoryview) else -(-len(memory) // part_bytes)
+    )
+    found = np.zeros(parts * per_part, np.uint64)
+    length = memory.nbytes if isinstance(memory, Tensor | memoryview) else len(memory)
+    kernels.sums(_address(memory), length, _key.data_ptr(), found.ctypes.data)
+    return bytes((found.reshape(parts, per_part) * _FACTORS[:per_part]).sum(1, dtype=np.uint64).tobytes())
+
 
 def digest(layout: Layout, memory: Tensor) -> str:
     """32 hex digits of the names, types, shapes and values of a state. States that differ by a defect or by damage have
