@@ -20,9 +20,6 @@ ROOM_MOST = 1024
 ROOM_SHARE = 4
 """They get at most one of so many descriptors: the others are the trainer's."""
 
-FAREWELL_S = 2.0
-"""Longest time for the last messages of an outlet that ends."""
-
 
 class Leaving(Protocol):
     """Messages that leave on one connection."""
@@ -43,7 +40,6 @@ class Outlet:
         zmq = curve.load()
         self._gate = curve.Gate(context, key)
         router = message.tuned(curve.server(context, key, message.ASK_MAX_BYTES))
-        router.linger = int(FAREWELL_S * 1e3)
         router.router_mandatory = True  # or libzmq drops what has no room
         router.sndhwm = message.WINDOW
         try:
@@ -122,8 +118,9 @@ class Outlet:
                 del turn[identity]
         return is_any, ended
 
-    def close(self) -> None:
-        """Ends all connections, after what was said has left, or after FAREWELL_S."""
+    def close(self, linger_s: float = 0.0) -> None:
+        """Ends all connections, after what was said has left, or after `linger_s`."""
+        self._door.router.linger = int(linger_s * 1e3)
         self._door.close()
         self._gate.socket.close()
 

@@ -21,7 +21,7 @@ from .coder import Coder, Step
 from .held import Held, Pool
 from .layout import Layout
 from .message import DIFFERENCE, END, WHOLE, Head, Plan, Want
-from .outlet import FAREWELL_S, Outlet
+from .outlet import Outlet
 from .parts import PART_MOST_BYTES, PUBLISHER, part_bytes_for
 from .swarm import Reader
 
@@ -30,6 +30,9 @@ LOOK_S = 0.1
 
 PUSH_LEAST_S, PUSH_MOST_S = 0.005, 0.05
 """Time between two looks whether there is room for more parts of answers: it grows while there is none."""
+
+FAREWELL_S = 2.0
+"""Longest time for the last messages of a publisher that ends."""
 
 GATHER_S = 0.1
 """Longest wait for other readers that ask for the same long content: those that come later get it from readers."""
@@ -162,7 +165,7 @@ class Server:
             if self.error is None:
                 self._farewell()
         finally:
-            self.outlet.close()
+            self.outlet.close(FAREWELL_S)
             self._context.destroy(linger=0)  # the end that the closed router still sends has its own limit
 
     def _look(self, ready: dict[Any, int]) -> None:
