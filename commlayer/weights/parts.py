@@ -22,8 +22,8 @@ PART_LEAST_BYTES = 64 << 10
 PARTS_ENOUGH = 512
 """A content with more of the shorter parts than this has longer ones."""
 
-GRACE_LEAST_S, GRACE_MOST_S = 2.0, 60.0
-GRACE_FACTOR = 4.0
+GRACE_LEAST_S, GRACE_MOST_S = 3.0, 60.0
+GRACE_FACTOR = 8.0
 """A source is late after so many times the usual time between two parts of a source, within these bounds."""
 
 

@@ -86,7 +86,7 @@ def filled_book(interval_s: float) -> tuple[Book, float]:
 def test_a_source_is_late_after_a_multiple_of_the_usual_time(interval_s: float) -> None:
     book, _ = filled_book(interval_s)
     heard_s = 2 * interval_s
-    least, most = max(2 * interval_s, GRACE_LEAST_S), max(8 * interval_s, GRACE_LEAST_S)
+    least, most = max(4 * interval_s, GRACE_LEAST_S), max(16 * interval_s, GRACE_LEAST_S)
     assert book.late(heard_s + 0.9 * min(least, GRACE_MOST_S)) == []
     assert book.late(heard_s + 1.1 * min(most, GRACE_MOST_S)) == [2]
     book.turn_to_publisher(2)
