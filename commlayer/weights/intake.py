@@ -12,16 +12,16 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ..errors import CommError, ConfigError, MismatchError, PeerLostError
+from ..errors import CommError, MismatchError, PeerLostError
 from ..telemetry import curve
 from ..transport.log import log
 from . import swarm
 from .answer import Arrival
 from .held import Held, Pool
-from .message import ANSWER_MAX_BYTES, ASK, DONE, END, GONE, HOLD, LACK, PART, TEXT, WANT, Head, Plan, Want, tuned
-from .outlet import Outlet
+from .message import ANSWER_MAX_BYTES, ASK, DONE, END, GONE, HOLD, LACK, PART, TEXT, Head, Plan, Want, tuned
 from .parts import PUBLISHER
 from .peers import BATCH, Peers
+from .service import Service
 from .shelf import Shelf
 
 LOOK_S = 0.05
@@ -37,9 +37,6 @@ AGAIN_S = 0.01
 """Time between two tries to ask, when a connection has just begun."""
 
 RECONNECT_MOST_MS = 2000
-
-ROOM = 64
-"""Other readers, and strangers, that are connected to a reader."""
 
 END_S = 5.0
 """Longest wait for the thread's end."""
@@ -72,7 +69,7 @@ class Intake:
     def __init__(self, address: str, key: bytes, endpoint: str, *, serves: bool) -> None:
         """`serves`: whether it serves other readers, and they it."""
         zmq = curve.load()
-        self._address, self._key, self._endpoint, self._serves = address, key, endpoint, serves
+        self._address, self._endpoint = address, endpoint
         self._is_local = swarm.is_loopback(endpoint.removeprefix("tcp://"))
         self._context = zmq.Context()
         self._socket = tuned(curve.client(self._context, key, ANSWER_MAX_BYTES))
@@ -90,8 +87,8 @@ class Intake:
         self._socket.connect(endpoint)
         self._poller = zmq.Poller()
         self._peers = Peers(self._context, key, self._poller)
-        self._outlet: Outlet | None = None
         self._shelf = Shelf()
+        self._service = Service(self._context, key, self._shelf, is_wanted=serves)
         self._question: Question | None = None
         self._is_asked = False
         """Whether the question has left on this connection."""
@@ -108,6 +105,8 @@ class Intake:
         self._is_closed = False
         self._changed = threading.Condition()
         self._events: deque[Arrival | BaseException | None] = deque()
+        self._failure: CommError | None = None
+        """What ended the thread."""
         self.link = Link(away_since_s=time.monotonic())
         self._wake, self._woken = socket.socketpair()
         self._wake.setblocking(False)
@@ -127,8 +126,8 @@ class Intake:
         """The next event, if there is one after `wait_s`: a complete answer, an error, which ends the question, or
         None, the end."""
         with self._changed:
-            self._changed.wait_for(lambda: self._events, max(wait_s, 0.0))
-            return [self._events.popleft()] if self._events else []
+            self._changed.wait_for(lambda: self._events or self._failure, max(wait_s, 0.0))
+            return [self._events.popleft()] if self._events else [self._failure] if self._failure else []
 
     def hold(self, held: Held, former: Held | None, pool: Pool | None) -> None:
         """Gives a version to other readers. `former`: one that is held no more, whose memory goes to the pool when no
@@ -138,7 +137,7 @@ class Intake:
             if self._last is not None and self._last.block is held.memory:
                 self._last = None
             self._shelf.put(held.digest, held.memory)
-            if self._outlet is not None:
+            if self._service.address:
                 self._say([HOLD, Head(0, version=held.version, digest=held.digest).text()])
             if former is not None:
                 memory = former.memory
@@ -170,11 +169,13 @@ class Intake:
         except BaseException as error:
             log.warning("commlayer.subscribe: its thread ended: %s", error, exc_info=True)
             self._is_closed = True
-            self._tell(CommError(f"the thread of commlayer.subscribe ended: {error}; see the log, and subscribe again"))
+            self._failure = CommError(
+                f"the thread of commlayer.subscribe ended: {error}; see the log, and subscribe again"
+            )
+            self._tell(self._failure)
         finally:
             self._socket.disable_monitor()
-            if self._outlet is not None:
-                self._outlet.close()
+            self._service.close()
             self._context.destroy(linger=0)
             self._wake.close()
             self._woken.close()
@@ -203,9 +204,8 @@ class Intake:
             if self._arrival is not None:
                 limits_s.append(LOOK_S)
                 self._look_at_sources(self._arrival)
-            if self._outlet is not None:
-                self._serve(self._outlet, ready)
-                limits_s += [PUSH_S] * self._shelf.is_asked
+            self._service.serve(ready)
+            limits_s += [PUSH_S] * self._service.is_asked
             limit_s = min(limits_s) if limits_s else None
 
     # ---- the publisher ----
@@ -219,32 +219,12 @@ class Intake:
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self.link = Link(is_up=True, was_up=True)
                 self._is_asked = False
-                self._open()
+                self._service.open(self._endpoint, self._poller)
                 self._count_break()
             elif event == zmq.EVENT_CONNECTED:
                 self.link = link._replace(refusals=link.refusals + (not link.was_up))
             elif link.is_up:
                 self.link = link._replace(is_up=False, away_since_s=time.monotonic())
-
-    def _open(self) -> None:
-        """Opens the port for other readers, at the address from which this one reaches the publisher."""
-        if not self._serves or self._outlet is not None:
-            return
-        host, port = curve.split(self._endpoint.removeprefix("tcp://"))
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        try:
-            with socket.socket(family, socket.SOCK_DGRAM) as probe:
-                probe.connect((host, port))
-                own = str(probe.getsockname()[0])
-            host = f"[{own}]" if ":" in own else own
-            self._outlet = Outlet(self._context, self._key, f"tcp://{host}:0", ROOM)
-        except (OSError, ConfigError) as error:
-            self._serves = False
-            log.warning("commlayer.subscribe: this reader serves no others: %s", error)
-            return
-        self._serves_at = f"{host}:{self._outlet.port}"
-        for watched in self._outlet.sockets:
-            self._poller.register(watched, curve.load().POLLIN)
 
     def _count_break(self) -> None:
         """A new connection: an answer that was on its way is over."""
@@ -272,7 +252,7 @@ class Intake:
         """Asks, if there is a question that has not left on this connection. False: it must try again soon."""
         if self._question is None or self._is_asked or not self.link.is_up:
             return True
-        head, address = self._question.head, "" if self._outlet is None else self._serves_at
+        head, address = self._question.head, self._service.address
         text = Head(self._asked + 1, head.life, head.version, head.digest, head.layout, address=address).text()
         if not self._say([ASK, text]):
             return False
@@ -433,20 +413,3 @@ class Intake:
         if arrival.book is not None:
             arrival.book.turn_to_publisher(seat)
             self._say([LACK, self._want(arrival, seat, why).text()])
-
-    def _serve(self, outlet: Outlet, ready: dict[Any, int]) -> None:
-        """Hears other readers, and gives them parts."""
-        outlet.look(ready)
-        if outlet.sockets[0] in ready:
-            for _ in range(BATCH):
-                try:
-                    heard = outlet.hear()
-                    if heard is None:
-                        break
-                    reader, descriptor, kind, text = heard
-                    outlet.look({})
-                    if kind == WANT and outlet.has(descriptor):
-                        self._shelf.want(reader, Want.read(text))
-                except ValueError as error:
-                    log.warning("commlayer.subscribe: a message that is no question: %s", error)
-        self._shelf.push(outlet)

@@ -29,9 +29,18 @@ class Item:
         self.memory, self.book = memory, book
         self.block = memory.numpy().data
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether all of it can be given."""
+        return self.book is None or self.book.is_complete
+
     def has(self, number: int) -> bool:
         """Whether this part can be given."""
         return self.book is None or self.book.has(number)
+
+    def fits(self, want: Want) -> bool:
+        """Whether it is cut as another reader thinks."""
+        return self.book is None or self.book.cut.part_bytes == want.part_bytes
 
 
 class Lending:
@@ -58,10 +67,9 @@ class Lending:
         for _ in range(len(self.wants)):
             want, number = self.wants[0], self._next[self.wants[0].seat]
             item = self._shelf.item(want.name)
-            if item is None:
-                if self._shelf.is_gone(want.name):
-                    return [GONE, want.text(), b""]
-            else:
+            if self._shelf.is_gone(want):
+                return [GONE, want.text(), b""]
+            if item is not None:
                 cut = Cut(len(item.block), want.part_bytes)
                 if number >= cut.parts:
                     self.wants.popleft()
@@ -74,7 +82,7 @@ class Lending:
     def advance(self) -> None:
         """The message has left; the next seat follows."""
         want = self.wants[0]
-        if self._shelf.item(want.name) is None:
+        if self._shelf.is_gone(want):
             self.wants.popleft()
             return
         self._next[want.seat] += want.seats
@@ -95,9 +103,10 @@ class Shelf:
         """The content of this name."""
         return self._items.get(name)
 
-    def is_gone(self, name: str) -> bool:
-        """Whether it was here. Others may come yet."""
-        return name in self._gone
+    def is_gone(self, want: Want) -> bool:
+        """Whether it was here, and is no more. One that was not may come yet."""
+        item = self._items.get(want.name)
+        return want.name in self._gone if item is None else not item.fits(want)
 
     def put(self, name: str, memory: Tensor, book: Book | None = None) -> None:
         """A content to give."""
@@ -110,7 +119,7 @@ class Shelf:
         item = self._items.get(name)
         if item is None or item.memory is not memory:
             then()
-        elif self._leaving is None and self._is_wanted(name):
+        elif self._leaving is None and item.is_complete and self._is_wanted(name):
             self._leaving = (name, item, then)
         else:
             self._drop(name)

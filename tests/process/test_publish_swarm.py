@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 import commlayer
+from commlayer.errors import CommError
 from commlayer.weights.publisher import Publisher
 from commlayer.weights.server import Server
 from commlayer.weights.subscription import Subscription
@@ -119,7 +120,7 @@ def test_a_long_version_leaves_the_publisher_once(publisher: Publisher, subscrib
         assert size > 1 << 20
         assert copies_sent(publisher, before, size) < OVERHEAD
     for reader in readers:
-        outlet = reader._intake._outlet
+        outlet = reader._intake._service.outlet
         assert outlet is not None
         assert outlet.sent_bytes < OVERHEAD * (STATE_BYTES + 2 * size)
 
@@ -130,7 +131,7 @@ def test_readers_that_do_not_serve_get_all_from_the_publisher(publisher: Publish
     publisher.commit(1)
     all_read(readers, 1)
     assert 3 < copies_sent(publisher, 0) < 3 * OVERHEAD
-    assert not any(reader._intake._outlet for reader in readers)
+    assert not any(reader._intake._service.outlet for reader in readers)
 
 
 def test_a_busy_reader_passes_parts_on(publisher: Publisher, subscribe: Any) -> None:
@@ -243,7 +244,7 @@ def test_a_reader_that_sends_other_bytes_is_named_and_left_out(
         publisher.commit(1)
         for found in all_read(readers, 1):
             assert torch.equal(found, source)
-    address = readers[2]._intake._serves_at
+    address = readers[2]._intake._service.address
     assert sum(f"the reader at {address} failed: part" in text for text in caplog.messages) == 3
     assert not any(f"at {other} failed" in text for other in _addresses(readers, 2) for text in caplog.messages)
     assert copies_sent(publisher, 0) < 1 + 3 / 4 * OVERHEAD
@@ -258,12 +259,12 @@ def test_a_reader_that_sends_other_bytes_is_named_and_left_out(
 
 
 def _addresses(readers: Sequence[Subscription], without: int) -> list[str]:
-    return [reader._intake._serves_at for number, reader in enumerate(readers) if number != without]
+    return [reader._intake._service.address for number, reader in enumerate(readers) if number != without]
 
 
 def _known(publisher: Publisher, reader: Subscription) -> Any:
     known = server_of(publisher)._readers.values()
-    return next(its for its in known if its.address == reader._intake._serves_at)
+    return next(its for its in known if its.address == reader._intake._service.address)
 
 
 @pytest.mark.parametrize("is_silent", [True, False], ids=["silent", "refused"])
@@ -271,10 +272,10 @@ def test_a_reader_that_is_not_reached_costs_the_others_none(
     publisher: Publisher, subscribe: Any, is_silent: bool
 ) -> None:
     readers = [subscribe() for _ in range(4)]
-    until(lambda: all(reader._intake._outlet for reader in readers))
+    until(lambda: all(reader._intake._service.outlet for reader in readers))
     with socket.create_server(("127.0.0.1", 0)) as wall:
         wall_port = wall.getsockname()[1] if is_silent else free_port()
-        readers[1]._intake._serves_at = f"127.0.0.1:{wall_port}"
+        readers[1]._intake._service.address = f"127.0.0.1:{wall_port}"
         gather(publisher, readers)
         publisher.commit(1)
         for found in all_read(readers, 1):
@@ -301,13 +302,38 @@ def test_a_reader_that_reaches_nobody_gets_all_from_the_publisher(publisher: Pub
 
 def test_a_reader_ends_its_thread_and_its_port(subscribe: Any, publisher: Publisher) -> None:
     reader = subscribe()
-    until(lambda: reader._intake._outlet)
-    host, _, port = reader._intake._serves_at.rpartition(":")
+    until(lambda: reader._intake._service.outlet)
+    host, _, port = reader._intake._service.address.rpartition(":")
     socket.create_connection((host, int(port)), timeout=5).close()
     reader.close()
     assert not reader._intake._thread.is_alive()
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection((host, int(port)), timeout=5)
+
+
+def test_readers_that_leave_are_forgotten_by_those_that_serve(publisher: Publisher, subscribe: Any) -> None:
+    first = subscribe()
+    gather(publisher, [first])
+    publisher.commit(1)
+    all_read([first], 1)
+    shelf = first._intake._shelf
+    with commlayer.subscribe(f"127.0.0.1:{server_of(publisher).outlet.port}") as late:
+        until(lambda: _known(publisher, first).states)
+        all_read([late], 1)
+        assert shelf._lendings
+    until(lambda: not shelf._lendings)
+    assert not first._intake._service._askers
+
+
+def test_a_failed_thread_is_an_error_of_the_reader(
+    publisher: Publisher, subscribe: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = subscribe()
+    monkeypatch.setattr(reader._intake, "_look", lambda: 1 / 0)
+    publisher.commit(1)
+    for _ in range(2):
+        with pytest.raises(CommError, match="division by zero"):
+            next(reader)
 
 
 def test_a_forgotten_reader_ends_its_thread(publisher: Publisher, port: int) -> None:

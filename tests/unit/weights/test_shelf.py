@@ -117,6 +117,24 @@ def test_one_content_stays_until_those_who_get_it_have_it(shelf: Shelf, wire: Wi
     assert wire.sent[b"two"][-1][0] == GONE
 
 
+def test_what_is_not_complete_goes_at_once(shelf: Shelf, wire: Wire) -> None:
+    ended: list[str] = []
+    shelf.put("name", CONTENT, Book(Cut(95, 10), [PUBLISHER], 0.0))
+    shelf.want(b"a", want())
+    shelf.push(wire)
+    shelf.remove("name", CONTENT, lambda: ended.append("name"))
+    assert ended == ["name"]
+    shelf.push(wire)
+    assert wire.sent[b"a"] == [[GONE, want().text(), b""]]
+
+
+def test_a_content_that_is_cut_otherwise_is_none(shelf: Shelf, wire: Wire) -> None:
+    shelf.put("name", CONTENT, Book(Cut(95, 5), [PUBLISHER], 0.0))
+    shelf.want(b"a", want())
+    shelf.push(wire)
+    assert wire.sent[b"a"] == [[GONE, want().text(), b""]]
+
+
 def test_a_reader_that_has_gone_keeps_nothing_here(shelf: Shelf, wire: Wire) -> None:
     ended: list[str] = []
     shelf.put("name", CONTENT)
