@@ -127,8 +127,10 @@ class Subscription:
         until_s = None if wait_s is None else time.monotonic() + wait_s
         while not self._is_ended:
             self._ask()
-            left_s = LOOK_S if until_s is None else until_s - time.monotonic()
-            for event in self._intake.event(min(left_s, LOOK_S)):
+            limits_s, link = [time.monotonic() + LOOK_S], self._intake.link
+            limits_s += [] if until_s is None else [until_s]
+            limits_s += [] if link.is_up else [link.away_since_s + self._timeout_s]
+            for event in self._intake.event(min(limits_s) - time.monotonic()):
                 if event is None:
                     self._is_ended = True
                     return None
