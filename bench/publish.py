@@ -13,9 +13,10 @@ Speed: one thread compares two states and codes the drawn changes, of which 11 %
 turns with memcpy of one state. Rates are CPU times of the thread: of all bytes read, so of two states and of one.
 
 Links: a publisher and its readers are hosts in namespaces of their own, whose links have one rate in both directions.
-From `commit` until the last reader has the checked version, over the time that one link needs for the bytes of the
-code; `serves=True` and `serves=False` take turns. Then the mean step of a DDP job of two hosts, of which the first
-publishes, beside that of the job alone. All hosts share this machine's cores.
+Two times, over the time that one link needs for the bytes of the content: of the links alone, from the end of coding
+until the last reader has all parts; and from `commit` until the last one has decoded and checked them. `serves=True`
+and `serves=False` take turns. Then the mean step of a DDP job of two hosts, of which the first publishes, beside that
+of the job alone. All hosts share this machine's cores.
 """
 
 from __future__ import annotations
@@ -194,27 +195,32 @@ def spread(found: list[float], form: str) -> str:
 
 def links_table(readers: int, mbit: float, values: int, rounds: int) -> str:
     """How long readers wait for a version."""
-    times: dict[tuple[bool, bool], list[float]] = {}
+    times: dict[tuple[str, bool, bool], list[float]] = {}
     sizes: dict[bool, float] = {}
     sent: dict[bool, list[float]] = {True: [], False: []}
     for _, serves in itertools.product(range(rounds), SERVES):
         (committed, sent_bytes), *found = on_hosts(1 + readers, mbit, published.follow, values, serves, VERSIONS)
-        for version, begin_s in committed.items():
+        for version, (begin_s, coded_s) in committed.items():
             came = [reader[version] for reader in found]
             size, is_whole = came[0].size, came[0].is_whole
             sizes[is_whole] = size / 1e6
             link_s = 8 * size / (mbit * 1e6)
-            took_s = max(each.at_s for each in came) - begin_s
-            times.setdefault((is_whole, serves), []).append(took_s / link_s)
+            took_s = {
+                "links": max(each.arrived_s for each in came) - coded_s,
+                "all": max(each.at_s for each in came) - begin_s,
+            }
+            for what, taken_s in took_s.items():
+                times.setdefault((what, is_whole, serves), []).append(taken_s / link_s)
         sent[serves].append(sent_bytes / sum(found[0][version].size for version in committed))
     rows = [
-        f"| {what}, {sizes[is_whole]:.1f} MB | {spread(times[is_whole, True], '.2f')} | "
-        f"{spread(times[is_whole, False], '.2f')} |"
-        for what, is_whole in (("the whole state", True), ("a difference", False))
+        f"| {content}, {sizes[is_whole]:.1f} MB: {text} | {spread(times[what, is_whole, True], '.2f')} | "
+        f"{spread(times[what, is_whole, False], '.2f')} |"
+        for content, is_whole in (("whole state", True), ("difference", False))
+        for text, what in (("on the links", "links"), ("from `commit` until it is checked", "all"))
     ]
     return "\n".join(
         [
-            f"| {readers} readers, {mbit:g} Mbit/s, times the link's time | `serves=True` | `serves=False` |",
+            f"| {readers} readers, {mbit:g} Mbit/s: times the link's time | `serves=True` | `serves=False` |",
             "|---|---|---|",
             *rows,
             f"| copies that the publisher sent | {spread(sent[True], '.2f')} | {spread(sent[False], '.2f')} |",

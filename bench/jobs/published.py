@@ -17,6 +17,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import commlayer
+from commlayer.weights.answer import Arrival
 from tests import ranks
 
 PORT = 29600
@@ -32,8 +33,10 @@ PATIENCE_S = 120.0
 class Came(NamedTuple):
     """A version at a reader."""
 
+    arrived_s: float
+    """The time at which all parts had come."""
     at_s: float
-    """The time at which it was there, complete and checked."""
+    """The time at which it was there: decoded and checked."""
     size: int
     """Bytes of the content that brought it."""
     is_whole: bool
@@ -49,20 +52,28 @@ def _change(state: dict[str, torch.Tensor]) -> None:
 
 def _read(rank: int, address: str, secret: str, serves: bool) -> dict[int, Came]:
     """Follows to the end."""
-    came = {}
+    came, arrived = {}, {}
     with commlayer.subscribe(address, secret_file=secret, serves=serves, timeout_s=PATIENCE_S) as reader:
+        tell = reader._intake._tell
+
+        def noted(event: Arrival | BaseException | None) -> None:
+            if isinstance(event, Arrival):
+                arrived[event.head.version] = time.time()
+            tell(event)
+
+        reader._intake._tell = noted  # type: ignore[method-assign]
         ranks.store().set(f"reader {rank}", "")
         for version in reader:
-            came[version.number] = Came(time.time(), version.received_bytes, version.is_whole)
+            came[version.number] = Came(arrived[version.number], time.time(), version.received_bytes, version.is_whole)
             ranks.store().set(f"version {version.number} at {rank}", "")
     return came
 
 
 def follow(
     rank: int, size: int, values: int, secret: str, serves: bool, versions: int
-) -> tuple[dict[int, float], int] | dict[int, Came]:
-    """Rank 0 publishes versions, one after the other. When each was committed, and all bytes that it sent; of the other
-    ranks, when each came."""
+) -> tuple[dict[int, tuple[float, float]], int] | dict[int, Came]:
+    """Rank 0 publishes versions, one after the other. When each was committed, and when it was coded; all bytes that it
+    sent; of the other ranks, when each came."""
     address = f"{os.environ['MASTER_ADDR']}:{PORT}"
     if rank:
         return _read(rank, address, secret, serves)
@@ -71,8 +82,10 @@ def follow(
         ranks.store().wait([f"reader {reader}" for reader in range(1, size)])
         for version in range(versions):
             time.sleep(READY_S)
-            committed[version] = time.time()
+            begin_s = time.time()
             publisher.commit(version)
+            publisher.settle(PATIENCE_S)
+            committed[version] = begin_s, time.time()
             ranks.store().wait([f"version {version} at {reader}" for reader in range(1, size)])
             _change(state)
         server = publisher._server
