@@ -290,10 +290,12 @@ class Intake:
             except zmq.Again:
                 return
             try:
+                if len(frames) != 3:
+                    raise ValueError(f"a message of {len(frames)} frames")
                 self._take(*[frame.buffer for frame in frames])
             except MismatchError as error:
                 self._fail(error)
-            except (ValueError, TypeError) as error:
+            except ValueError as error:
                 damage = CommError(
                     f"{self._address} sent a message that is damaged, or of another release: {error}; use one release "
                     f"of commlayer"

@@ -26,6 +26,9 @@ GRACE_LEAST_S, GRACE_MOST_S = 3.0, 60.0
 GRACE_FACTOR = 8.0
 """A source is late after so many times the usual time between two parts of a source, within these bounds."""
 
+LAG_FACTOR = 2.0
+"""Once half of the seats are complete, a source is late after so many times their time, and GRACE_LEAST_S more."""
+
 
 class Cut(NamedTuple):
     """How a content is cut into parts."""
@@ -62,6 +65,8 @@ class Book:
         self._come = [0] * len(self.sources)
         self._begin_s = self._last_s = now_s
         self._heard_s = [now_s] * len(self.sources)
+        self._complete_s: list[float] = []
+        """The times at which seats were complete."""
 
     @property
     def is_complete(self) -> bool:
@@ -94,24 +99,32 @@ class Book:
         seat = number % len(self.sources)
         self._come[seat] += 1
         self._last_s = self._heard_s[seat] = now_s
+        if not self._lacks(seat):
+            self._complete_s.append(now_s)
 
     def open_seats(self, source: str | None = None) -> list[int]:
         """The seats from which parts are missing; those of one source, or of all readers."""
         return [
             seat
             for seat, its in enumerate(self.sources)
-            if (its != PUBLISHER if source is None else its == source)
-            and seat + self._come[seat] * len(self.sources) < self.cut.parts
+            if (its != PUBLISHER if source is None else its == source) and self._lacks(seat)
         ]
+
+    def _lacks(self, seat: int) -> bool:
+        return seat + self._come[seat] * len(self.sources) < self.cut.parts
 
     def turn_to_publisher(self, seat: int) -> None:
         """The publisher is the source of a seat's missing parts from now on."""
         self.sources[seat] = PUBLISHER
 
     def late(self, now_s: float) -> list[int]:
-        """The seats whose readers have sent nothing for too long."""
+        """The seats whose readers have sent nothing for too long, or send much slower than the others."""
         come, grace_s = sum(self._come), GRACE_MOST_S
         if come:
             usual_s = (self._last_s - self._begin_s) * len(self.sources) / come
             grace_s = min(max(GRACE_FACTOR * usual_s, GRACE_LEAST_S), GRACE_MOST_S)
-        return [seat for seat in self.open_seats() if now_s - self._heard_s[seat] > grace_s]
+        is_lag = False
+        if 2 * len(self._complete_s) >= min(len(self.sources), self.cut.parts):
+            lag_s = LAG_FACTOR * (max(self._complete_s, default=now_s) - self._begin_s) + GRACE_LEAST_S
+            is_lag = now_s - self._begin_s > lag_s
+        return [seat for seat in self.open_seats() if is_lag or now_s - self._heard_s[seat] > grace_s]

@@ -19,6 +19,7 @@ from torch import Tensor
 
 import commlayer
 from commlayer.errors import CommError
+from commlayer.weights.parts import GRACE_LEAST_S
 from commlayer.weights.publisher import Publisher
 from commlayer.weights.server import Server
 from commlayer.weights.subscription import Subscription
@@ -224,6 +225,29 @@ def test_a_reader_that_fails_within_a_version_costs_the_others_none(
         process.join(PATIENCE_S)
         for link in links:
             link.close()
+
+
+def test_a_reader_with_a_slow_link_costs_the_others_a_grace_once(
+    publisher: Publisher, port: int, subscribe: Any
+) -> None:
+    link = SlowLink(port)
+    link.rate = 200_000
+    try:
+        readers = [subscribe() for _ in range(3)]
+        readers.append(subscribe(link.port))
+        gather(publisher, readers)
+        begin_s = time.monotonic()
+        publisher.commit(1)
+        all_read(readers[:3], 1)
+        assert time.monotonic() - begin_s < STATE_BYTES / 4 / link.rate - 5  # the time that its link takes
+        assert copies_sent(publisher, 0) < 1 + 3 / 4 * OVERHEAD
+        until(lambda: not _known(publisher, readers[3]).serves(time.monotonic()))
+        begin_s = time.monotonic()
+        late = subscribe()
+        all_read([late], 1)
+        assert time.monotonic() - begin_s < GRACE_LEAST_S
+    finally:
+        link.close()
 
 
 def test_a_reader_that_sends_other_bytes_is_named_and_left_out(

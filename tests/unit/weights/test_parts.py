@@ -85,12 +85,27 @@ def filled_book(interval_s: float) -> tuple[Book, float]:
 @pytest.mark.parametrize("interval_s", [0.001, 1.0, 100.0])
 def test_a_source_is_late_after_a_multiple_of_the_usual_time(interval_s: float) -> None:
     book, _ = filled_book(interval_s)
+    book._complete_s.clear()  # the other rule
     heard_s = 2 * interval_s
     least, most = max(4 * interval_s, GRACE_LEAST_S), max(16 * interval_s, GRACE_LEAST_S)
     assert book.late(heard_s + 0.9 * min(least, GRACE_MOST_S)) == []
     assert book.late(heard_s + 1.1 * min(most, GRACE_MOST_S)) == [2]
     book.turn_to_publisher(2)
     assert book.late(1e9) == []  # the publisher is the last source
+
+
+@pytest.mark.parametrize("took_s", [0.1, 100.0])
+def test_a_source_that_is_much_slower_than_half_of_the_others_is_late(took_s: float) -> None:
+    book = Book(Cut(400, 1), [PUBLISHER, "one", "two", "slow"], 0.0)
+    for number in range(400):
+        if number % 4 < 2:
+            book.add(number, took_s)
+    limit_s = 2 * took_s + GRACE_LEAST_S
+    for turn in range(90):  # each after little time
+        for seat in (2, 3):
+            book.add(seat + 4 * turn, took_s + (limit_s - took_s) * turn / 90)
+    assert book.late(0.99 * limit_s) == []
+    assert book.late(1.01 * limit_s) == [2, 3]
 
 
 def test_nobody_is_late_before_the_first_part() -> None:
