@@ -334,7 +334,7 @@ class Intake:
                 f"{held.version} of its former life, and versions grow; subscribe anew to go back"
             )
         for source in plan.sources:
-            if source != PUBLISHER and (self._is_local and not swarm.is_loopback(swarm.address_of(source))):
+            if source != PUBLISHER and not swarm.is_loopback(swarm.address_of(source)) and self._is_local:
                 raise ValueError(f"{source} is on another host, and there is no secret")
         arrival = Arrival(kind, head, plan, held, question.pool, now_s)
         if not arrival.is_whole and (held is None or (head.life, head.base) != (question.life, held.version)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import time
 from collections.abc import Iterable, Iterator
@@ -63,14 +64,15 @@ class Peers:
         self._peers: dict[str, Peer] = {}
 
     def want(self, address: str, want: Want) -> None:
-        """Asks for the parts of a seat."""
+        """Asks for the parts of a seat. One that takes no questions any more is late, and so replaced."""
         zmq = curve.load()
         peer = self._peers.get(address)
         if peer is None:
             peer = self._peers[address] = Peer(self._context, self._key, address)
             for socket in (peer.socket, peer.news):
                 self._poller.register(socket, zmq.POLLIN)
-        peer.socket.send_multipart([WANT, want.text()], flags=zmq.NOBLOCK)
+        with contextlib.suppress(zmq.Again):
+            peer.socket.send_multipart([WANT, want.text()], flags=zmq.NOBLOCK)
 
     def hear(self) -> Iterator[tuple[str, list[Any]]]:
         """The next messages, and the addresses from which they come."""

@@ -15,16 +15,20 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 import commlayer
 from commlayer.errors import CommError
+from commlayer.weights import swarm
 from commlayer.weights.parts import GRACE_LEAST_S
 from commlayer.weights.publisher import Publisher
 from commlayer.weights.server import Server
 from commlayer.weights.subscription import Subscription
 from tests import ranks
 from tests.process.test_metrics import free_port
+from tests.process.test_publish import STEPS, follow_program
 from tests.process.test_publish_links import SlowLink
 
 PATIENCE_S = ranks.TIMEOUT_S
@@ -124,6 +128,15 @@ def test_a_long_version_leaves_the_publisher_once(publisher: Publisher, subscrib
         outlet = reader._intake._service.outlet
         assert outlet is not None
         assert outlet.sent_bytes < OVERHEAD * (STATE_BYTES + 2 * size)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(program=st.lists(STEPS, min_size=3, max_size=14))
+def test_readers_that_serve_each_other_have_the_bits_of_the_writer(program: list[tuple[str, int, float]]) -> None:
+    """The same as of readers that get all from the publisher: here short versions are shared, too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(swarm, "SHARED_LEAST_BYTES", 1)
+        follow_program(program)
 
 
 def test_readers_that_do_not_serve_get_all_from_the_publisher(publisher: Publisher, subscribe: Any) -> None:
