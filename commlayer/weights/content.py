@@ -29,13 +29,10 @@ def tags(memory: Tensor | bytes | memoryview, part_bytes: int) -> bytes:
     """The checksums of the parts of a content, TAG_BYTES of each. `part_bytes`: SUMS_CHUNK_BYTES, or two or four times
     as many. A part that has changed keeps its own with a chance of about 2^-60; see `digest`."""
     per_part = 2 * (part_bytes // SUMS_CHUNK_BYTES)
-    parts = (
-        -(-memory.nbytes // part_bytes) if isinstance(memory, Tensor | memoryview) else -(-len(memory) // part_bytes)
-    )
-    found = np.zeros(parts * per_part, np.uint64)
-    length = memory.nbytes if isinstance(memory, Tensor | memoryview) else len(memory)
+    length = len(memory)
+    found = np.zeros((-(-length // part_bytes), per_part), np.uint64)
     kernels.sums(_address(memory), length, _key.data_ptr(), found.ctypes.data)
-    return bytes((found.reshape(parts, per_part) * _FACTORS[:per_part]).sum(1, dtype=np.uint64).tobytes())
+    return bytes((found * _FACTORS[:per_part]).sum(1, dtype=np.uint64).tobytes())
 
 
 def digest(layout: Layout, memory: Tensor) -> str:
