@@ -2,6 +2,7 @@
 
     python -m bench.publish           # prints two tables (a minute)
     python -m bench.publish --keep    # and writes them to docs/publish.md
+    python -m bench.publish --links   # prints two others, of emulated hosts, instead (root; a quarter of an hour)
 
 Bytes: a byte-level transformer learns this repository's pages by AdamW, in float32; after each step its bfloat16 copy
 is committed, and a reader on loopback follows. Counted are all bytes of the reader's messages. The entropy is that of
@@ -10,17 +11,28 @@ the changes of a step, as if they were independent and alike. The two other ways
 
 Speed: one thread compares two states and codes the drawn changes, of which 11 % are larger than one unit. It takes
 turns with memcpy of one state. Rates are CPU times of the thread: of all bytes read, so of two states and of one.
+
+Links: a publisher and its readers are hosts in namespaces of their own, whose links have one rate in both directions.
+Two times, over the time that one link needs for the bytes of the content: of the links alone, from the end of coding
+until the last reader has all parts; and from `commit` until the last one has decoded and checked them. `serves=True`
+and `serves=False` take turns. Then the mean step of a DDP job of two hosts, of which the first publishes, beside that
+of the job alone. All hosts share this machine's cores.
 """
 
 from __future__ import annotations
 
+import argparse
 import ctypes
+import itertools
 import math
+import secrets
 import socket
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +42,12 @@ from torch import Tensor, nn
 import commlayer
 from bench.harness.options import options
 from bench.harness.page import write_between
+from bench.jobs import published
+from commlayer.tools.emulate.link import Link
+from commlayer.tools.emulate.network import Network
+from commlayer.tools.emulate.scenario import Scenario
 from commlayer.transport import kernels
+from tests import ranks
 
 ROOT = Path(__file__).parents[1]
 RATES = (1e-6, 3e-6, 1e-5)
@@ -38,7 +55,10 @@ SHARES = (0.01, 0.034)
 WARM_STEPS, SETTLE_STEPS, STEPS = 40, 4, 8
 LENGTH, BATCH = 64, 16
 VALUES = 16 << 20
+SERVES = (True, False)
 ROUNDS = 9
+VERSIONS = 4
+LIMIT_S = 400.0
 
 
 class Model(nn.Module):
@@ -151,11 +171,90 @@ def speed_row(share: float) -> str:
     )
 
 
-def main() -> None:
-    """Measures, prints, and keeps the tables with `--keep`."""
-    parser = options(__doc__)
-    parser.add_argument("--keep", action="store_true", help="write the tables to docs/publish.md")
-    asked = parser.parse_args()
+def on_hosts(hosts: int, mbit: float, body: Callable[..., object], *arguments: object) -> list[Any]:
+    """The results of a job whose ranks are hosts. Switches know the classes of packets, and the engine marks its own.
+    Segmentation is offloaded, as by NICs, or this machine's cores would limit so many links; TCP is cubic."""
+    link = Link(rate_bps=mbit * 1e6, priorities=True, offloads=True)
+    scenario = Scenario(hosts=hosts, nics=(link,), tcp_congestion_control=("cubic",))
+    with Network(scenario) as network, tempfile.NamedTemporaryFile() as secret:
+        for host in range(hosts):
+            network.run(host, ["sysctl", "-qw", "net.ipv4.tcp_congestion_control=cubic"])
+        secret.write(secrets.token_bytes(32))
+        secret.flush()
+        values, *others = arguments
+        given = (values, secret.name, *others)
+        places = [network.name(host) for host in range(hosts)]
+        environ = {**network.rendezvous(), "COMMLAYER_DSCP": "1"}
+        return ranks.run(body, hosts, *given, timeout_s=LIMIT_S, environ=environ, places=places)
+
+
+def spread(found: list[float], form: str) -> str:
+    """The median, and the least and the most."""
+    return f"{statistics.median(found):{form}} ({min(found):{form}} to {max(found):{form}})"
+
+
+def links_table(readers: int, mbit: float, values: int, rounds: int) -> str:
+    """How long readers wait for a version."""
+    times: dict[tuple[str, bool, bool], list[float]] = {}
+    sizes: dict[bool, float] = {}
+    sent: dict[bool, list[float]] = {True: [], False: []}
+    for _, serves in itertools.product(range(rounds), SERVES):
+        (committed, sent_bytes), *found = on_hosts(1 + readers, mbit, published.follow, values, serves, VERSIONS)
+        for version, (begin_s, coded_s) in committed.items():
+            came = [reader[version] for reader in found]
+            size, is_whole = came[0].size, came[0].is_whole
+            sizes[is_whole] = size / 1e6
+            link_s = 8 * size / (mbit * 1e6)
+            took_s = {
+                "links": max(each.arrived_s for each in came) - coded_s,
+                "all": max(each.at_s for each in came) - begin_s,
+            }
+            for what, taken_s in took_s.items():
+                times.setdefault((what, is_whole, serves), []).append(taken_s / link_s)
+        sent[serves].append(sent_bytes / sum(found[0][version].size for version in committed))
+    rows = [
+        f"| {content}, {sizes[is_whole]:.1f} MB: {text} | {spread(times[what, is_whole, True], '.2f')} | "
+        f"{spread(times[what, is_whole, False], '.2f')} |"
+        for content, is_whole in (("whole state", True), ("difference", False))
+        for text, what in (("on the links", "links"), ("from `commit` until it is checked", "all"))
+    ]
+    return "\n".join(
+        [
+            f"| {readers} readers, {mbit:g} Mbit/s: times the link's time | `serves=True` | `serves=False` |",
+            "|---|---|---|",
+            *rows,
+            f"| copies that the publisher sent | {spread(sent[True], '.2f')} | {spread(sent[False], '.2f')} |",
+        ]
+    )
+
+
+def steps_table(readers: int, mbit: float, values: int, rounds: int, steps: int, every: int) -> str:
+    """How much a job that publishes is slower."""
+    found: dict[bool | None, list[float]] = {None: [], True: [], False: []}
+    for _ in range(rounds):
+        for serves, times_s in found.items():
+            first, second, *_ = on_hosts(2 + readers, mbit, published.train, values, serves, steps, every)
+            times_s.append(statistics.mean(first[0] + second[0]))
+    rows = [
+        f"| {what} | {1e3 * statistics.median(found[serves]):.0f} ms | "
+        f"{spread([one / alone - 1 for one, alone in zip(found[serves], found[None], strict=True)], '+.1%')} |"
+        for what, serves in (("alone", None), ("`serves=True`", True), ("`serves=False`", False))
+    ]
+    title = f"| DDP on 2 hosts, a version every {every} steps for {readers} readers | step | slower than alone |"
+    return "\n".join([title, "|---|---|---|", *rows])
+
+
+def measure_links(asked: argparse.Namespace) -> dict[str, str]:
+    """The tables of emulated hosts."""
+    values = int(asked.megabytes * 1e6 / 2)
+    return {
+        "links": links_table(asked.readers, asked.mbit, values, asked.rounds),
+        "steps": steps_table(asked.readers, asked.mbit, values, asked.rounds, asked.steps, asked.every),
+    }
+
+
+def measure() -> dict[str, str]:
+    """The tables of bytes and of speed."""
     torch.manual_seed(0)
     pages = b"".join(page.read_bytes() for page in sorted((ROOT / "docs").glob("*.md")))
     text, model = torch.frombuffer(bytearray(pages), dtype=torch.uint8), Model()
@@ -176,7 +275,21 @@ def main() -> None:
         "|---|---|---|---|---|---|",
         *map(speed_row, SHARES),
     ]
-    parts = {"bytes": "\n".join(size), "speed": "\n".join(speed)}
+    return {"bytes": "\n".join(size), "speed": "\n".join(speed)}
+
+
+def main() -> None:
+    """Measures, prints, and keeps the tables with `--keep`."""
+    parser = options(__doc__, rounds=5)
+    parser.add_argument("--keep", action="store_true", help="write the tables to docs/publish.md")
+    parser.add_argument("--links", action="store_true", help="emulated hosts")
+    parser.add_argument("--readers", type=int, default=8)
+    parser.add_argument("--mbit", type=float, default=100.0, help="rate of each link")
+    parser.add_argument("--megabytes", type=float, default=12.0, help="size of the state")
+    parser.add_argument("--steps", type=int, default=60, help="of the DDP job")
+    parser.add_argument("--every", type=int, default=15, help="steps between its versions")
+    asked = parser.parse_args()
+    parts = measure_links(asked) if asked.links else measure()
     print("\n\n".join(parts.values()))
     if asked.keep:
         write_between(ROOT / "docs/publish.md", **parts)

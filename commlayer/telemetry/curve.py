@@ -91,10 +91,9 @@ class Door:
     that silent ones of strangers cannot use up the descriptors of this process."""
 
     def __init__(self, router: Any, endpoint: str, room: int) -> None:
-        """Raises zmq.ZMQError if the port is taken."""
+        """Port 0 of the endpoint: any that is free. Raises zmq.ZMQError if the port is taken."""
         zmq = load()
         self.router = router
-        self._port = int(endpoint.rpartition(":")[2])
         self._room = room
         self._inside: set[int] = set()
         """Descriptors of libzmq."""
@@ -107,6 +106,7 @@ class Door:
         except zmq.ZMQError:
             self.close()
             raise
+        self.port = int(router.last_endpoint.rpartition(b":")[2])
 
     def look(self) -> list[int]:
         """Counts the connections, and ends those for which there is no room. The descriptors of those that ended."""
@@ -138,7 +138,7 @@ class Door:
         with contextlib.suppress(OSError):
             same = socket.socket(fileno=os.dup2(descriptor, self._spare, inheritable=False))
             try:
-                if same.family in (socket.AF_INET, socket.AF_INET6) and same.getsockname()[1] == self._port:
+                if same.family in (socket.AF_INET, socket.AF_INET6) and same.getsockname()[1] == self.port:
                     same.shutdown(socket.SHUT_RDWR)
             finally:
                 same.detach()

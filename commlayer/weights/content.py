@@ -21,6 +21,19 @@ SLACK_BYTES = 64
 _key = torch.frombuffer(bytearray(hashlib.shake_128(b"commlayer publish").digest(4 * KEY_WORDS)), dtype=torch.uint8)
 _LENGTH = struct.Struct("<Q")
 
+TAG_BYTES = 8
+_FACTORS = np.frombuffer(hashlib.shake_128(b"commlayer tags").digest(64), np.uint64) | np.uint64(1)
+
+
+def tags(memory: Tensor | bytes | memoryview, part_bytes: int) -> bytes:
+    """The checksums of the parts of a content, TAG_BYTES of each. `part_bytes`: SUMS_CHUNK_BYTES, or two or four times
+    as many. A part that has changed keeps its own with a chance of about 2^-60; see `digest`."""
+    per_part = 2 * (part_bytes // SUMS_CHUNK_BYTES)
+    length = len(memory)
+    found = np.zeros((-(-length // part_bytes), per_part), np.uint64)
+    kernels.sums(_address(memory), length, _key.data_ptr(), found.ctypes.data)
+    return bytes((found * _FACTORS[:per_part]).sum(1, dtype=np.uint64).tobytes())
+
 
 def digest(layout: Layout, memory: Tensor) -> str:
     """32 hex digits of the names, types, shapes and values of a state. States that differ by a defect or by damage have

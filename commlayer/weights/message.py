@@ -1,8 +1,8 @@
-"""The messages between a publisher and its readers, and the key of their sockets.
+"""The messages between a publisher and its readers, and of readers to each other; the key of their sockets.
 
 A reader asks, and says what it holds; the publisher answers once it has another version: with the difference, or with
 the whole state. So at most one answer is on its way to a reader, and a slow one gets a later version, no queue. An
-answer comes in parts (`answer.py`).
+answer comes in parts (`answer.py`), of which other readers may send some (`parts.py`, `swarm.py`).
 Messages come from programs with the same secret, which may be of another release, or broken: they are checked.
 """
 
@@ -12,29 +12,35 @@ import dataclasses
 import hashlib
 import ipaddress
 import json
-from typing import Any
+from typing import Any, TypeVar
 
 from ..config import Config
 from ..errors import ConfigError
 from ..telemetry import curve
 from ..transport.secret import read_secret
+from .parts import PUBLISHER
 
-PROTOCOL = 2
-ASK, WHOLE, DIFFERENCE, PART, END = b"ask", b"whole", b"difference", b"part", b"end"
-"""Kinds of messages: the first frame of each. The second is a `Head` as JSON. WHOLE or DIFFERENCE is followed by the
-parts of the answer: first those of the layout's text, if the reader lacks it, then those of the content. Their second
-frame is their place, their third the bytes."""
+PROTOCOL = 3
+ASK, LACK, DONE, HOLD = b"ask", b"lack", b"done", b"hold"
+"""Kinds of messages, the first frame of each. Of a reader to the publisher: a `Head`, its question; a `Want`, a seat
+whose source has failed; a `Head`: all parts of a shared answer have come; a `Head`: it holds a version, and can give
+it."""
+
+WHOLE, DIFFERENCE, TEXT, PART, END = b"whole", b"difference", b"text", b"part", b"end"
+"""Of the publisher. WHOLE and DIFFERENCE have a `Head` and a `Plan`. The text of the layout follows in TEXT, if the
+reader lacks it, and the tags of the parts, if readers give them; then come parts of the content. The second frame of
+both is their place, the third the bytes."""
+
+WANT, GONE = b"want", b"gone"
+"""Of a reader to another one, which answers with PART, or that it has the content no more; both with a `Want`."""
 
 ASK_MAX_BYTES = 64 << 10
-
-PART_BYTES = 256 << 10
-"""Longest part. Heartbeats wait for one of them: at less than PART_BYTES / SILENT_MS, 64 kB/s, a connection ends."""
 
 ANSWER_MAX_BYTES = 1 << 20
 """Longest frame that a reader accepts; libzmq applies it before it knows who sends."""
 
 WINDOW = 8
-"""Messages in the publisher's queue of a connection."""
+"""Messages in the queue of a connection on which parts leave."""
 VERSIONS = 1 << 63
 
 HEARTBEAT_MS = 1000
@@ -64,6 +70,8 @@ class Head:
     """The length of the layout's text in an answer; 0: the reader has it."""
     code_bytes: int = 0
     """The length of the content in an answer."""
+    address: str = ""
+    """In questions: where the reader serves others; empty: nowhere."""
     protocol: int = PROTOCOL
 
     def text(self) -> bytes:
@@ -73,20 +81,86 @@ class Head:
     @classmethod
     def read(cls, text: bytes) -> Head:
         """Raises ValueError for anything that is no head of this release."""
-        try:
-            found = json.loads(text) if len(text) <= ASK_MAX_BYTES else None
-        except RecursionError as error:
-            raise ValueError("JSON that is nested too deeply") from error
-        fields = {field.name: field for field in dataclasses.fields(cls)}
-        if not isinstance(found, dict) or found.keys() != fields.keys():
-            raise ValueError("not a message of this release of commlayer")
-        if found["protocol"] != PROTOCOL:
-            raise ValueError(f"protocol {found['protocol']!r:.40}, here {PROTOCOL}: use one release of commlayer")
-        for name, value in found.items():
-            kind = str if name in ("life", "digest", "layout") else int
-            if type(value) is not kind or (isinstance(value, int) and not -1 <= value < VERSIONS):
-                raise ValueError(f"{name} is {value!r:.40}")
-        return cls(**found)
+        return _read(cls, text)
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """How the content of an answer comes to a reader."""
+
+    name: str
+    """Of the content, the same for all its readers; empty: too short to be shared."""
+    part_bytes: int
+    sources: list[str]
+    """Of each seat: the address of a reader, or PUBLISHER."""
+
+    def text(self) -> bytes:
+        """The message as JSON."""
+        return json.dumps(dataclasses.asdict(self)).encode()
+
+    @classmethod
+    def read(cls, text: bytes) -> Plan:
+        """Raises ValueError for anything that is no plan."""
+        found = _read(cls, text)
+        if not found.sources or not 0 < found.part_bytes < ANSWER_MAX_BYTES:
+            raise ValueError(f"parts of {found.part_bytes} bytes from {len(found.sources)} sources")
+        return found
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other readers give parts."""
+        return any(source != PUBLISHER for source in self.sources)
+
+
+@dataclasses.dataclass(frozen=True)
+class Want:
+    """The missing parts of a seat."""
+
+    request: int
+    """The number of the reader's question to the publisher."""
+    name: str
+    """Of the content."""
+    part_bytes: int
+    seat: int
+    seats: int
+    at: int
+    """How many parts of the seat the reader has."""
+    why: str = ""
+    """What the former source did; empty: it had the content no more."""
+
+    def text(self) -> bytes:
+        """The message as JSON."""
+        return json.dumps(dataclasses.asdict(self)).encode()
+
+    @classmethod
+    def read(cls, text: bytes) -> Want:
+        """Raises ValueError for anything that is no such message."""
+        found = _read(cls, text)
+        if not 0 <= found.seat < found.seats or found.at < 0 or not 0 < found.part_bytes < ANSWER_MAX_BYTES:
+            raise ValueError(f"seat {found.seat} of {found.seats}")
+        return found
+
+
+_Message = TypeVar("_Message", Head, Plan, Want)
+_KINDS = {"int": int, "str": str, "list[str]": list}
+
+
+def _read(cls: type[_Message], text: bytes) -> _Message:
+    try:
+        found = json.loads(text) if len(text) <= ASK_MAX_BYTES else None
+    except RecursionError as error:
+        raise ValueError("JSON that is nested too deeply") from error
+    if isinstance(found, dict) and found.get("protocol", PROTOCOL) != PROTOCOL:
+        raise ValueError(f"protocol {found['protocol']!r:.40}, here {PROTOCOL}: use one release of commlayer")
+    fields = {field.name: _KINDS[str(field.type)] for field in dataclasses.fields(cls)}
+    if not isinstance(found, dict) or found.keys() != fields.keys():
+        raise ValueError("not a message of this release of commlayer")
+    for name, value in found.items():
+        if type(value) is not fields[name] or (isinstance(value, int) and not -1 <= value < VERSIONS):
+            raise ValueError(f"{name} is {value!r:.40}")
+        if isinstance(value, list) and not all(isinstance(each, str) for each in value):
+            raise ValueError(f"{name} is {value!r:.40}")
+    return cls(**found)
 
 
 def key_and_endpoint(address: str, secret_file: str | None, *, bind: bool = False) -> tuple[bytes, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import time
 import weakref
 from collections.abc import Iterator
@@ -12,27 +11,18 @@ import torch
 from torch import Tensor
 
 from ..errors import ClosedError, CommError, ConfigError, MismatchError, PeerLostError, UnreachableError
-from ..telemetry import curve
-from ..transport.log import log
 from . import content
 from .answer import Arrival
 from .held import Held, Pool
+from .intake import Intake, Question
 from .layout import Layout, State, marks, overlaps, tensors_of
-from .message import ANSWER_MAX_BYTES, ASK, END, PART, Head, key_and_endpoint, tuned
+from .message import Head, key_and_endpoint
 
 LOOK_S = 0.5
 """Longest sleep: Ctrl-C and lost connections are noticed after it."""
 
 REFUSALS = 3
 """So many handshakes that fail, and none that succeeds: the secret is another one."""
-
-BREAKS = 3
-"""So many connections that end within a version, and none that brings one: an error says so."""
-
-AGAIN_S = 0.01
-"""Time between two tries to ask, when a connection has just begun."""
-
-RECONNECT_MOST_MS = 2000
 
 
 class Version:
@@ -69,36 +59,18 @@ class Version:
 class Subscription:
     """Made by `subscribe`: an iterator over versions. It holds the latest one, also while the publisher is away."""
 
-    def __init__(self, address: str, secret_file: str | None, timeout_s: float) -> None:
-        zmq = curve.load()
+    def __init__(self, address: str, secret_file: str | None, timeout_s: float, serves: bool) -> None:
         if not timeout_s > 0:
             raise ConfigError(f"timeout_s={timeout_s}: use a number of seconds above 0")
         self._address, self._timeout_s = address, timeout_s
         key, endpoint = key_and_endpoint(address, secret_file)
-        self._context = zmq.Context()
-        self._socket = tuned(curve.client(self._context, key, ANSWER_MAX_BYTES))
-        self._socket.rcvhwm = 0  # an answer comes while the reader does other work
-        # Not `immediate`: with that, libzmq drops what has come when a connection ends, as the last message of all.
-        self._socket.reconnect_ivl_max = RECONNECT_MOST_MS
-        failed = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-        self._failed = failed | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-        self._news = self._socket.get_monitor_socket(
-            zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECTED | self._failed
-        )
-        self._socket.connect(endpoint)
+        self._intake = Intake(address, key, endpoint, serves=serves)
+        self._end = weakref.finalize(self, self._intake.close)
         self._is_closed = self._is_ended = False
-        self._is_linked = self._was_linked = False
-        self._refusals = 0
-        self._away_since_s = time.monotonic()
-        """While there is no connection."""
         self._is_waiting = False
         """Whether it waits for the answer to the last question."""
         self._has_doubts = False
         """A difference did not lead to its digest: the next question is for the whole state."""
-        self._breaks = 0
-        """Connections that ended within a version, since the last complete one."""
-        self._asked = 0
-        self._arrival: Arrival | None = None
         self._pool: Pool | None = None
         """Blocks for versions of the layout that is held."""
         self._life = ""
@@ -139,9 +111,7 @@ class Subscription:
     def close(self) -> None:
         """Ends the connection."""
         self._is_closed = True
-        if not self._context.closed:
-            self._socket.disable_monitor()
-            self._context.destroy(linger=0)
+        self._end()
 
     def __enter__(self) -> Subscription:
         return self
@@ -154,116 +124,43 @@ class Subscription:
     def _next(self, wait_s: float | None) -> Version | None:
         if self._is_closed:
             raise ClosedError(f"the subscription to {self._address} is closed; subscribe anew")
-        zmq = curve.load()
-        poller = zmq.Poller()
-        for socket in (self._socket, self._news):
-            poller.register(socket, zmq.POLLIN)
-        begin_s = time.monotonic()
+        until_s = None if wait_s is None else time.monotonic() + wait_s
         while not self._is_ended:
-            self._look()
-            is_asked = self._ask()
-            while self._socket.poll(0):
-                found = self._hear(self._socket.recv_multipart(copy=False))
-                if found is not None or self._is_ended:
-                    return found
-            now_s = time.monotonic()
-            if not self._is_linked:
-                away_s = now_s - self._away_since_s
-                if away_s >= self._timeout_s or self._refusals >= REFUSALS:
-                    self._away_since_s = now_s
+            self._ask()
+            limits_s, link = [time.monotonic() + LOOK_S], self._intake.link
+            limits_s += [] if until_s is None else [until_s]
+            limits_s += [] if link.is_up else [link.away_since_s + self._timeout_s]
+            for event in self._intake.event(min(limits_s) - time.monotonic()):
+                if event is None:
+                    self._is_ended = True
+                    return None
+                self._is_waiting = False
+                if isinstance(event, BaseException):
+                    raise event
+                return self._take(event)
+            link = self._intake.link
+            if not link.is_up:
+                away_s = time.monotonic() - link.away_since_s
+                if away_s >= self._timeout_s or link.refusals >= REFUSALS:
+                    self._intake.absent()
                     raise self._absence(away_s)
-            left_s = LOOK_S if wait_s is None else min(LOOK_S, begin_s + wait_s - now_s)
-            if left_s <= 0:
+            if until_s is not None and time.monotonic() >= until_s:
                 return None
-            poller.poll(1e3 * min(left_s, LOOK_S if is_asked else AGAIN_S))
         return None
 
-    def _look(self) -> None:
-        """Follows the connection."""
-        zmq = curve.load()
-        parse = importlib.import_module("zmq.utils.monitor").parse_monitor_message
-        while self._news.poll(0):
-            event = parse(self._news.recv_multipart())["event"]
-            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                self._is_linked, self._was_linked, self._is_waiting, self._refusals = True, True, False, 0
-            elif event == zmq.EVENT_CONNECTED:
-                self._refusals += not self._was_linked
-            elif self._is_linked:
-                self._is_linked, self._away_since_s = False, time.monotonic()
-
-    def _ask(self) -> bool:
-        """Asks for another version than that which is held, unless it has asked. False: it must try again soon."""
-        if self._is_waiting or not self._is_linked:
-            return True
-        zmq = curve.load()
-        if self._arrival is not None:
-            version, self._arrival = self._arrival.head.version, None
-            self._breaks += 1
-            log.warning("the connection to %s ended within version %d: asking anew", self._address, version)
-            if self._breaks >= BREAKS:
-                self._breaks = 0
-                raise PeerLostError(
-                    f"the connection to {self._address} ended {BREAKS} times within a version, at last "
-                    f"{version}; this reader holds {self._holding}. Look at the link: it must carry 64 kB/s and stay "
-                    f"for as long as a version takes; the next call asks again"
-                )
+    def _ask(self) -> None:
+        """Asks for another version than that which is held, unless it has asked."""
+        if self._is_waiting:
+            return
         held, layout = self._held, "" if self._held is None else self._held.layout.fingerprint
-        head = Head(self._asked + 1, layout=layout)
+        head = Head(0, layout=layout)
         if held is not None and not self._has_doubts:
-            head = Head(self._asked + 1, self._life, held.version, held.digest, layout)
-        try:
-            self._socket.send_multipart([ASK, head.text()], flags=zmq.NOBLOCK)
-        except zmq.Again:
-            return False
-        self._asked += 1
+            head = Head(0, self._life, held.version, held.digest, layout)
+        self._intake.ask(Question(head, held, self._life, self._pool))
         self._is_waiting = True
-        return True
-
-    def _hear(self, frames: list[Any]) -> Version | None:
-        """The version that a message completes. None: there is none, or it is one of an earlier answer, or the end. It
-        must keep no frame."""
-        arrival, self._arrival = self._arrival, None
-        try:
-            kind, text, part = [frame.buffer for frame in frames]
-            kind = bytes(kind)
-            if kind == PART:
-                if arrival is None:
-                    return None
-                arrival.add(bytes(text), part)
-            else:
-                head = Head.read(bytes(text))
-                self._is_ended = kind == END
-                if kind == END or head.request != self._asked:
-                    return None
-                arrival = self._begun(kind, head)
-            if arrival.is_complete:
-                return self._take(arrival)
-            self._arrival = arrival
-        except BaseException as error:
-            self._is_waiting = False  # it asks again
-            if not isinstance(error, ValueError) or isinstance(error, CommError):
-                raise
-            raise CommError(
-                f"{self._address} sent a message that is damaged, or of another release: {error}; use one release of "
-                f"commlayer"
-            ) from error
-        return None
-
-    def _begun(self, kind: bytes, head: Head) -> Arrival:
-        """An answer that begins."""
-        if self._held is not None and head.life != self._life and head.version <= self._held.version:
-            raise MismatchError(
-                f"the publisher at {self._address} began anew, at version {head.version}; this reader holds "
-                f"{self._held.version} of its former life, and versions grow; subscribe anew to go back"
-            )
-        arrival = Arrival(kind, head, self._held, self._pool)
-        if not arrival.is_whole and (self._held is None or (head.life, head.base) != (self._life, self._held.version)):
-            raise ValueError(f"a difference to version {head.base}")
-        return arrival
 
     def _take(self, arrival: Arrival) -> Version:
         """Checks a version, and only then holds it. If it is damaged, the whole state is asked for."""
-        self._is_waiting = False
         head, held, before = arrival.head, arrival.result(), self._before
         if held is None:
             self._has_doubts = True
@@ -271,10 +168,12 @@ class Subscription:
                 f"version {head.version} from {self._address} is damaged: its digest is not {head.digest}; this reader "
                 f"holds {self._holding}, and the next call asks for the whole state"
             )
-        self._has_doubts, self._breaks = False, 0
-        if arrival.pool is self._pool and self._pool is not None and before is not None:
-            self._pool.give(before.memory)
-        self._before = self._held if arrival.pool is self._pool else None  # the layout is another one
+        self._has_doubts = False
+        is_same_pool = arrival.pool is self._pool
+        self._intake.hold(held, before, self._pool if is_same_pool else None)
+        if not is_same_pool and self._held is not None:  # the layout is another one
+            self._intake.hold(held, self._held, None)
+        self._before = self._held if is_same_pool else None
         self._held, self._life, self._pool = held, head.life, arrival.pool
         return Version(self, held, head.layout_bytes + head.code_bytes, is_whole=arrival.is_whole)
 
@@ -283,12 +182,13 @@ class Subscription:
         return "nothing" if self._held is None else f"version {self._held.version}"
 
     def _absence(self, away_s: float) -> CommError:
-        if self._was_linked:
+        link = self._intake.link
+        if link.was_up:
             return PeerLostError(
                 f"the publisher at {self._address} has been away for {away_s:.1f} s; this reader holds "
                 f"{self._holding}. Look at the publisher's log; the next call waits for it again"
             )
-        if self._refusals >= REFUSALS:
+        if link.refusals >= REFUSALS:
             return ConfigError(
                 f"{self._address} answers, but does not accept this reader: its secret is another one, or it is no "
                 f"commlayer.publish; use the same secret_file= or COMMLAYER_SECRET_FILE at both"
@@ -352,7 +252,9 @@ def _check_shared(targets: dict[str, Tensor], sources: dict[str, Tensor]) -> Non
             )
 
 
-def subscribe(address: str, *, secret_file: str | None = None, timeout_s: float = 30.0) -> Subscription:
+def subscribe(
+    address: str, *, secret_file: str | None = None, timeout_s: float = 30.0, serves: bool = True
+) -> Subscription:
     """The versions that `commlayer.publish` at this address commits: an iterator, which waits for the next one.
 
         for version in commlayer.subscribe("trainer:29600"):
@@ -360,10 +262,13 @@ def subscribe(address: str, *, secret_file: str | None = None, timeout_s: float 
 
     A reader that is slow gets the latest version next and skips those between. It comes and goes as it likes. Each
     version was checked against its digest before it is seen. `timeout_s`: after so long without the publisher, an error
-    says so; connections are made again by themselves. `secret_file`: as at the publisher. A reader needs memory for
-    three copies of the state, and for one more answer while it is busy. It belongs to one thread.
+    says so; connections are made again by themselves. `secret_file`: as at the publisher. `serves`: this reader and
+    others give each other the parts of long versions, so that the publisher sends these once: it listens at a free
+    port of the address from which it reaches the publisher. Without that, it gets all from the publisher. A reader
+    needs memory for three copies of the state, and for one more answer while it is busy; one that serves also keeps the
+    last difference, and, while another reader gets it, a fourth copy. It belongs to one thread, and has one of its own.
 
     Raises ConfigError for an address that is none, a missing or unreadable secret, and without the package pyzmq.
     Errors of the iteration: see `Subscription.latest`.
     """
-    return Subscription(address, secret_file, timeout_s)
+    return Subscription(address, secret_file, timeout_s, serves)

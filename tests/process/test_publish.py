@@ -100,6 +100,11 @@ STEPS = st.one_of(
 @given(program=st.lists(STEPS, min_size=3, max_size=14))
 def test_readers_have_the_bits_of_the_writer(program: list[tuple[str, int, float]]) -> None:
     """Random changes; readers that skip versions, come late and come again; a publisher that begins anew."""
+    follow_program(program)
+
+
+def follow_program(program: list[tuple[str, int, float]]) -> None:
+    """Makes the steps of a program, and checks what the readers have."""
     address = f"127.0.0.1:{free_port()}"
     source, models = state(), [state(seed) for seed in (1, 2, 3)]
     publisher = commlayer.publish(source, address)

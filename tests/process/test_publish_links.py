@@ -31,6 +31,8 @@ class SlowLink:
         self.port, self._to = free_port(), port
         self.most_bytes = 1 << 60
         """The bytes of answers after which a connection ends."""
+        self.rate = RATE_BYTES_S
+        """Bytes of answers per second."""
         self.connections = 0
         self._listener = socket.create_server(("127.0.0.1", self.port))
         self._sockets: list[socket.socket] = [self._listener]
@@ -45,7 +47,7 @@ class SlowLink:
                 far.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
                 far.connect(("127.0.0.1", self._to))
                 self._sockets += [near, far]
-                for source, sink, rate in ((near, far, None), (far, near, RATE_BYTES_S)):
+                for source, sink, rate in ((near, far, None), (far, near, self.rate)):
                     threading.Thread(target=self._carry, args=(source, sink, rate), daemon=True).start()
 
     def _carry(self, source: socket.socket, sink: socket.socket, rate: int | None) -> None:

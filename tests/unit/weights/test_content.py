@@ -71,3 +71,22 @@ def test_a_copy_between_lengths_is_refused() -> None:
     for source in (torch.zeros(4, dtype=torch.uint8), memoryview(b"12"), torch.zeros(3)):
         with pytest.raises(ValueError, match="for a place of 3"):
             content.copy(torch.zeros(3, dtype=torch.uint8), source)
+
+
+@pytest.mark.parametrize("part_bytes", [1 << 16, 1 << 17, 1 << 18])
+def test_each_part_has_a_tag_of_its_own(part_bytes: int) -> None:
+    memory = torch.randint(256, (600_001,), generator=torch.Generator().manual_seed(1), dtype=torch.uint8)
+    found = content.tags(memory, part_bytes)
+    assert found == content.tags(memory.numpy().tobytes(), part_bytes) == content.tags(memory.numpy().data, part_bytes)
+    parts = memory.split(part_bytes)
+    assert b"".join(content.tags(part, part_bytes) for part in parts) == found
+    assert len(found) == content.TAG_BYTES * len(parts)
+    for place in (0, part_bytes - 1, 600_000):
+        other = memory.clone()
+        other[place] ^= 1
+        changed = content.tags(other, part_bytes)
+        at = place // part_bytes * content.TAG_BYTES
+        assert changed[at : at + content.TAG_BYTES] != found[at : at + content.TAG_BYTES]
+        assert changed[:at] + changed[at + content.TAG_BYTES :] == found[:at] + found[at + content.TAG_BYTES :]
+    swapped = torch.cat([memory[1 << 16 : 1 << 17], memory[: 1 << 16], memory[1 << 17 :]])
+    assert content.tags(swapped, part_bytes) != found

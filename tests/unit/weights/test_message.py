@@ -2,13 +2,37 @@ import json
 
 import pytest
 
-from commlayer.weights.message import Head
+from commlayer.weights.message import Head, Plan, Want
+from commlayer.weights.parts import PUBLISHER
 
 HEAD = Head(7, "life", 12, "digest", "layout", 11)
+PLAN = Plan("name", 1 << 16, ["10.0.0.1:29600", PUBLISHER])
+WANT = Want(7, "name", 1 << 16, 1, 2, 40, "it was late")
 
 
 def test_a_head_comes_back() -> None:
     assert Head.read(HEAD.text()) == HEAD
+
+
+def test_a_plan_and_a_want_come_back() -> None:
+    assert Plan.read(PLAN.text()) == PLAN
+    assert PLAN.is_shared
+    assert not Plan("", 1, [PUBLISHER]).is_shared
+    assert Want.read(WANT.text()) == WANT
+
+
+@pytest.mark.parametrize(
+    "change", [{"sources": []}, {"sources": [1]}, {"sources": "a"}, {"part_bytes": 0}, {"name": 1}]
+)
+def test_other_plans_are_refused(change: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        Plan.read(json.dumps(json.loads(PLAN.text()) | change).encode())
+
+
+@pytest.mark.parametrize("change", [{"seat": 2}, {"seat": -1}, {"at": -1}, {"part_bytes": 1 << 20}, {"why": 1}])
+def test_other_wants_are_refused(change: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        Want.read(json.dumps(json.loads(WANT.text()) | change).encode())
 
 
 @pytest.mark.parametrize(
@@ -21,7 +45,8 @@ def test_a_head_comes_back() -> None:
         {"digest": 3},
         {"life": None},
         {"base": 1.5},
-        {"protocol": 1},
+        {"protocol": 2},
+        {"address": None},
         {"more": 1},
     ],
 )
