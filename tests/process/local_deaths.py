@@ -24,8 +24,8 @@ from torch import Tensor
 
 import commlayer
 from commlayer.compress.fine import Fine
+from commlayer.frontend.local.arguments import CODECS
 from commlayer.frontend.local.fragment import fragments_of
-from commlayer.frontend.local.local_steps import CODECS
 from commlayer.frontend.local.rounds import Rounds
 from commlayer.frontend.local.site import Site
 from tests import ranks

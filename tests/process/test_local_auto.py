@@ -128,7 +128,7 @@ def decide(rank: int, size: int, step_s: float, rate: float, restores: bool) -> 
                 assert (local.steps, local.syncs) == (20, syncs)
                 train(model, optimizer, rank, range(20, 26))
         assert equal_on_all(values(model))
-        return explained, syncs, local._every if isinstance(local._every, str) else ""
+        return explained, syncs, str(local._given.every)
 
 
 def test_auto_stays_exact_on_a_fast_link_and_says_so() -> None:

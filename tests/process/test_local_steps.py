@@ -17,8 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 import commlayer
 from commlayer.compress.codec import codec_of
 from commlayer.frontend.group.backend import CommProcessGroup
+from commlayer.frontend.local.arguments import CODECS
 from commlayer.frontend.local.fragment import Part
-from commlayer.frontend.local.local_steps import CODECS
 from commlayer.frontend.local.sync import Head, Sync
 from tests import ranks
 from tests.process.hosts import LOOPBACK, on_hosts

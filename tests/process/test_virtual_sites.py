@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import commlayer
 from bench.jobs.virtual_sites import VirtualSites
 from commlayer import Fine
-from commlayer.frontend.local.local_steps import CODECS
+from commlayer.frontend.local.arguments import CODECS
 from commlayer.frontend.local.outer import Outer
 from commlayer.frontend.local.rounds import Form, Rounds
 from commlayer.frontend.local.turns import Turns

@@ -29,26 +29,22 @@ from ...compress.codec import codec_of
 from ...compress.fine import Fine
 from ...config import Config, Policy, number, policy_of_groups
 from ...errors import ConfigError
-from ...kind import whole
 from ...plans.codec import VALUE_BYTES
 from ..gradients.candidates import bytes_per_value
 from ..gradients.disabled import refuse
 from ..group.backend import CommProcessGroup
 from ..group.options import NAME, Options
 from ..work.dynamo import untraced
+from .arguments import Arguments
 from .exact import ExactSteps
 from .exact_state import ExactState, policy_of
 from .living import Living
 from .measured import Measured
 from .meeting import Introduction, is_on_all, meet
-from .outer import Outer
-from .rounds import FIELDS, Form, Rounds
+from .rounds import FIELDS, Rounds
 from .site import Site
 from .turns import EVERY_MAX, Turns
-from .weights import BUFFERS, Weights
-
-CODECS = ("none", "bf16", "int8", "int4-int8")
-"""The codecs of small error, with sums of 8 bits or more: see docs/local.md."""
+from .weights import Weights
 
 CLASS = 7
 """The class of syncs: all else goes first."""
@@ -132,11 +128,11 @@ class LocalSteps:
             if not isinstance(given, kind) and not (may_lack and given is None):
                 raise ConfigError(f"LocalSteps({name}={given!r}): give a {kind.__name__}{', or None' * may_lack}")
         self._model, self._optimizer = model, optimizer
-        self._every, self._fragments, self._delay, self._outer = every, fragments, delay, outer
-        self._exact_steps = exact_steps
-        self._codec, self._samples, self._buffers = codec, samples, buffers
-        self._given_group, self._fine, self._policy = group, fine or Fine(), policy
-        self._min_sites, self._uneven = min_sites, uneven
+        self._given_group = group
+        fine = fine or Fine()
+        self._given = Arguments(
+            every, fragments, delay, outer, codec, samples, exact_steps, buffers, fine, policy, min_sites, uneven
+        )
         self._restored: dict[str, Any] | None = None
         self._living: Living | None = None
         self._exact: ExactSteps | None = None
@@ -187,11 +183,11 @@ class LocalSteps:
         if self._site.group is not None and self._site.size > 1:  # each rank has met others than its neighbour
             alike = {name: value for name, value in own.settings.items() if name != RANK_IN_SITE}
             meet(self._site.group, Introduction(settings=alike), REMEDIES)
-        if self._min_sites is not None:
-            living.watch(self._min_sites, self._silence_s)
+        if self._given.min_sites is not None:
+            living.watch(self._given.min_sites, self._silence_s)
         if self._rounds is None:
             assert self._exact is not None  # noqa: S101  # of _prepare
-            self._exact.begin(group, measures=self._every == "auto")
+            self._exact.begin(group, measures=self._given.every == "auto")
         else:
             self._rounds.listen(self._silence_s)
             if flying := self._flying():
@@ -208,119 +204,42 @@ class LocalSteps:
 
     def _prepare(self, living: Living, own: Introduction) -> None:
         """Checks the arguments, takes over the restored state, and tells both in `own`."""
-        group, restored = living.group, self._restored
-        turns = self._turns_of(restored)
-        outer = None if self._outer is None else Outer.of(self._outer)
-        if self._codec not in CODECS:
-            raise ConfigError(
-                f"LocalSteps(codec={self._codec!r}): use one of {', '.join(CODECS)}: the errors of others are too "
-                f"large for weights"
-            )
-        if self._buffers not in BUFFERS:
-            raise ConfigError(f"LocalSteps(buffers={self._buffers!r}): use one of {', '.join(map(repr, BUFFERS))}")
-        if self._samples is not None and not callable(self._samples):
-            raise ConfigError(f"LocalSteps(samples={self._samples!r}): give a function that returns a count, or None")
-        if not isinstance(self._uneven, bool):
-            raise ConfigError(f"LocalSteps(uneven={self._uneven!r}): use True or False")
-        if self._uneven and self._every == "auto":
-            raise ConfigError(
-                "LocalSteps(every='auto', uneven=True): auto makes exact steps, in which all sites wait for the "
-                "slowest, and may go on with them, which `trained` leaves out; give every"
-            )
-        if whole(self._exact_steps, -1) < 0:
-            raise ConfigError(f"LocalSteps(exact_steps={self._exact_steps!r}): use a whole number, 0 or more (steps)")
-        self._weights = Weights(self._model, self._optimizer, self._buffers)
-        self._check_groups(group)
-        self._check_hosts(group)
-        self._check_min_sites(group)
-        policy = policy_of(self._policy, self._site)
-        state = ExactState(policy, group, fine=self._fine, optimizer=self._optimizer)
+        group, given, restored = living.group, self._given, self._restored
+        turns = given.turns(restored)
+        given.check(group, self._site)
+        self._weights = Weights(self._model, self._optimizer, given.buffers)
+        policy = policy_of(given.policy, self._site)
+        state = ExactState(policy, group, fine=given.fine, optimizer=self._optimizer)
         self._exact = ExactSteps(
             self._weights,
             self._site,
             state,
-            None if self._samples is None else self._count,
+            None if given.samples is None else self._count,
             is_plain=self._site.group is None,
         )
         own.digests = self._weights.digests()
         if restored is not None:
             self._exact.restore(restored)
-        if turns is not None and (not self._exact_steps if restored is None else restored["rounds"] is not None):
+        if turns is not None and (not given.exact_steps if restored is None else restored["rounds"] is not None):
             self._rounds = self._rounds_of(living, turns)
         if self._rounds is not None and restored is not None:
             self._rounds.restore(restored["rounds"])
             own.digests = self._rounds.digests() | self._weights.fixed_digests()
         own.settings = {
-            **({"every": self._every, "fragments": self._fragments} if turns is None else dataclasses.asdict(turns)),
-            "exact_steps": self._exact_steps,
-            "min_sites": self._min_sites,
-            "outer": outer,
-            "codec": self._codec,
+            **given.settings(turns),
             "policy": dataclasses.asdict(policy),
-            "buffers": self._buffers,
-            "samples": self._samples is not None,
-            "uneven": self._uneven,
             "ranks per site": self._site.size,
             RANK_IN_SITE: self._site.rank,
             "model": self._weights.shapes(),
-            "fine": [name for name, parameter in self._weights.parameters.items() if parameter in self._fine],
+            "fine": [name for name, parameter in self._weights.parameters.items() if parameter in given.fine],
             "restored": restored is not None,
             "exact steps so far": self._exact.steps,
             "order of gradients": self._exact.order,
             "syncs": None if self._rounds is None else self._rounds.syncs - bool(self._flying()),
         }
 
-    def _turns_of(self, restored: Mapping[str, Any] | None) -> Turns | None:
-        """The schedule that is given, or that a restored training had found; None: it is to be found."""
-        if self._every != "auto":
-            return Turns.of(self._every, self._fragments, self._delay)  # type: ignore[arg-type]  # it checks them
-        if self._delay is not None:
-            raise ConfigError(f"LocalSteps(every='auto', delay={self._delay!r}): leave delay out, or give every")
-        Turns.of(EVERY_MAX, self._fragments, None)
-        return None if restored is None or restored["turns"] is None else Turns(*restored["turns"])
-
     def _rounds_of(self, living: Living, turns: Turns) -> Rounds:
-        outer = Outer.default(turns) if self._outer is None else Outer.of(self._outer)
-        form = Form(self._codec, self._fine, self._samples is not None or self._uneven, self._uneven)
-        return Rounds(living, self._weights, self._site, turns, outer, form)
-
-    def _check_groups(self, group: CommProcessGroup) -> None:
-        """Raises ConfigError unless this rank alone is in both groups, that of its site and that between sites."""
-        if self._site.group is None:
-            return
-        both = set(dist.get_process_group_ranks(self._site.group)) & set(dist.get_process_group_ranks(group))
-        if len(both) > 1:
-            raise ConfigError(
-                f"LocalSteps(DistributedDataParallel): its process group and `group` share the ranks {sorted(both)}, "
-                f"but DDP averages within a site, and `group` connects sites; make the model with process_group=, the "
-                f"ranks of this site, and give group=, the ranks of the same number in all sites"
-            )
-
-    def _check_hosts(self, group: CommProcessGroup) -> None:
-        """Raises ConfigError where several ranks of a host encode the sum of their weighted changes."""
-        shared = next((host for host in group.hosts if len(host) > 1), ())
-        weighted = "samples=" if self._samples is not None else "uneven=True" if self._uneven else ""
-        if weighted and codec_of(self._codec).pair is not None and shared and len(group.hosts) > 1:
-            raise ConfigError(
-                f"LocalSteps({weighted}, codec={self._codec!r}): the ranks {list(shared)} of the group share a host, "
-                f"which encodes the sum of their changes: a rank with few samples would keep the error of all; use "
-                f"codec='none', or make one site of the ranks of a host (DistributedDataParallel)"
-            )
-
-    def _check_min_sites(self, group: CommProcessGroup) -> None:
-        """Raises ConfigError unless that many sites can go on after a death."""
-        if self._min_sites is None:
-            return
-        if not 1 <= whole(self._min_sites, -1) <= group.size():
-            raise ConfigError(
-                f"LocalSteps(min_sites={self._min_sites!r}): use a whole number, 1 to {group.size()}, the sites at the "
-                f"start; or None, with which a death ends the training"
-            )
-        if self._site.size > 1:
-            raise ConfigError(
-                f"LocalSteps(min_sites={self._min_sites}): sites of {self._site.size} ranks end with the first of them "
-                f"that dies; use one rank per site, or leave min_sites out"
-            )
+        return Rounds(living, self._weights, self._site, turns, self._given.outer_of(turns), self._given.form)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -384,21 +303,20 @@ class LocalSteps:
             return
         exact, living = self._begun()
         exact.stepped()
-        is_auto = self._every == "auto"
+        is_auto = self._given.every == "auto"
         is_due = exact.can_tell and self._measured is None if is_auto else True
-        if is_due and exact.steps >= self._exact_steps:
+        if is_due and exact.steps >= self._given.exact_steps:
             self._begin_rounds(exact, living, is_auto=is_auto)
 
     def _begin_rounds(self, exact: ExactSteps, living: Living, *, is_auto: bool) -> None:
         """The last exact step was made: local steps begin, if they are worth it. All ranks come to the same result."""
         turns: Turns | None
         if is_auto:
-            pair = codec_of(self._codec).pair
+            pair = codec_of(self._given.codec).pair
             self._measured = exact.measured(VALUE_BYTES if pair is None else bytes_per_value(pair) / 2)
-            every = min(self._measured.every, EVERY_MAX)
-            turns = Turns.of(every, min(self._fragments, every), None) if every > 1 else None
+            turns = self._given.turns_of(min(self._measured.every, EVERY_MAX))
         else:
-            turns = self._turns_of(None)
+            turns = self._given.turns()
         if turns is not None:
             exact.finish()
             rounds = self._rounds_of(living, turns)
@@ -412,9 +330,9 @@ class LocalSteps:
 
     def _count(self) -> float:
         """The samples of this site in a step; NaN if `samples` gives no count."""
-        if self._samples is None:
+        if self._given.samples is None:
             return 1.0
-        count = number(self._samples())
+        count = number(self._given.samples())
         return self._site.total(count if 0 <= count < math.inf else math.nan, self._weights.device)
 
     @property
@@ -494,10 +412,10 @@ class LocalSteps:
         rounds, turns, outer = self._rounds, self._rounds.turns, self._rounds.outer
         values = sum(fragment.size for fragment in rounds.fragments)
         lines.append(
-            f"{values} values in {turns.fragments} fragments, each sent every {turns.every} steps in {self._codec} and "
-            f"applied {turns.mean_delay:g} steps later; outer SGD with learning rate {outer.lr:g} and Nesterov "
-            f"momentum {outer.momentum:g}; {exact.steps} exact steps, {rounds.steps} local steps and "
-            f"{rounds.syncs} syncs so far"
+            f"{values} values in {turns.fragments} fragments, each sent every {turns.every} steps in "
+            f"{self._given.codec} and applied {turns.mean_delay:g} steps later; outer SGD with learning rate "
+            f"{outer.lr:g} and Nesterov momentum {outer.momentum:g}; {exact.steps} exact steps, {rounds.steps} local "
+            f"steps and {rounds.syncs} syncs so far"
         )
         return "\n".join(lines)
 

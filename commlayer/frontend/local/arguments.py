@@ -1,0 +1,143 @@
+"""`Arguments`: those of LocalSteps, and their checks."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch.distributed as dist
+
+from ...compress.codec import codec_of
+from ...compress.fine import Fine
+from ...config import Policy
+from ...errors import ConfigError
+from ...kind import whole
+from ..group.backend import CommProcessGroup
+from .outer import Outer
+from .rounds import Form
+from .site import Site
+from .turns import EVERY_MAX, Turns
+from .weights import BUFFERS
+
+CODECS = ("none", "bf16", "int8", "int4-int8")
+"""The codecs of small error, with sums of 8 bits or more: see docs/local.md."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+    """See `LocalSteps`."""
+
+    every: int | str
+    fragments: int
+    delay: int | None
+    outer: tuple[float, float] | None
+    codec: str
+    samples: Callable[[], float] | None
+    exact_steps: int
+    buffers: str | None
+    fine: Fine
+    policy: Policy | None
+    min_sites: int | None
+    uneven: bool
+
+    def check(self, group: CommProcessGroup, site: Site) -> None:
+        """Raises ConfigError for values out of range, or that the two groups cannot serve: that between the sites, and
+        that of this site."""
+        if self.outer is not None:
+            Outer.of(self.outer)
+        if self.codec not in CODECS:
+            raise ConfigError(
+                f"LocalSteps(codec={self.codec!r}): use one of {', '.join(CODECS)}: the errors of others are too large "
+                f"for weights"
+            )
+        if self.buffers not in BUFFERS:
+            raise ConfigError(f"LocalSteps(buffers={self.buffers!r}): use one of {', '.join(map(repr, BUFFERS))}")
+        if self.samples is not None and not callable(self.samples):
+            raise ConfigError(f"LocalSteps(samples={self.samples!r}): give a function that returns a count, or None")
+        if not isinstance(self.uneven, bool):
+            raise ConfigError(f"LocalSteps(uneven={self.uneven!r}): use True or False")
+        if self.uneven and self.every == "auto":
+            raise ConfigError(
+                "LocalSteps(every='auto', uneven=True): auto makes exact steps, in which all sites wait for the "
+                "slowest, and may go on with them, which `trained` leaves out; give every"
+            )
+        if whole(self.exact_steps, -1) < 0:
+            raise ConfigError(f"LocalSteps(exact_steps={self.exact_steps!r}): use a whole number, 0 or more (steps)")
+        self._check_groups(group, site)
+        self._check_hosts(group)
+        self._check_min_sites(group, site)
+
+    def _check_groups(self, group: CommProcessGroup, site: Site) -> None:
+        """Raises ConfigError unless this rank alone is in both groups."""
+        if site.group is None:
+            return
+        both = set(dist.get_process_group_ranks(site.group)) & set(dist.get_process_group_ranks(group))
+        if len(both) > 1:
+            raise ConfigError(
+                f"LocalSteps(DistributedDataParallel): its process group and `group` share the ranks {sorted(both)}, "
+                f"but DDP averages within a site, and `group` connects sites; make the model with process_group=, the "
+                f"ranks of this site, and give group=, the ranks of the same number in all sites"
+            )
+
+    def _check_hosts(self, group: CommProcessGroup) -> None:
+        """Raises ConfigError where several ranks of a host encode the sum of their weighted changes."""
+        shared = next((host for host in group.hosts if len(host) > 1), ())
+        weighted = "samples=" if self.samples is not None else "uneven=True" if self.uneven else ""
+        if weighted and codec_of(self.codec).pair is not None and shared and len(group.hosts) > 1:
+            raise ConfigError(
+                f"LocalSteps({weighted}, codec={self.codec!r}): the ranks {list(shared)} of the group share a host, "
+                f"which encodes the sum of their changes: a rank with few samples would keep the error of all; use "
+                f"codec='none', or make one site of the ranks of a host (DistributedDataParallel)"
+            )
+
+    def _check_min_sites(self, group: CommProcessGroup, site: Site) -> None:
+        """Raises ConfigError unless that many sites can go on after a death."""
+        if self.min_sites is None:
+            return
+        if not 1 <= whole(self.min_sites, -1) <= group.size():
+            raise ConfigError(
+                f"LocalSteps(min_sites={self.min_sites!r}): use a whole number, 1 to {group.size()}, the sites at the "
+                f"start; or None, with which a death ends the training"
+            )
+        if site.size > 1:
+            raise ConfigError(
+                f"LocalSteps(min_sites={self.min_sites}): sites of {site.size} ranks end with the first of them that "
+                f"dies; use one rank per site, or leave min_sites out"
+            )
+
+    def turns(self, restored: Mapping[str, Any] | None = None) -> Turns | None:
+        """The schedule that is given, or that a restored training had found; None: it is to be found. Raises
+        ConfigError for arguments that contradict each other."""
+        if self.every != "auto":
+            return Turns.of(self.every, self.fragments, self.delay)  # type: ignore[arg-type]  # it checks them
+        if self.delay is not None:
+            raise ConfigError(f"LocalSteps(every='auto', delay={self.delay!r}): leave delay out, or give every")
+        Turns.of(EVERY_MAX, self.fragments, None)
+        return None if restored is None or restored["turns"] is None else Turns(*restored["turns"])
+
+    def turns_of(self, every: int) -> Turns | None:
+        """The schedule that `auto` has found; None: all steps stay exact."""
+        return Turns.of(every, min(self.fragments, every), None) if every > 1 else None
+
+    def outer_of(self, turns: Turns) -> Outer:
+        """The optimizer of the shared weights."""
+        return Outer.default(turns) if self.outer is None else Outer.of(self.outer)
+
+    @property
+    def form(self) -> Form:
+        """How fragments travel."""
+        return Form(self.codec, self.fine, self.samples is not None or self.uneven, self.uneven)
+
+    def settings(self, turns: Turns | None) -> dict[str, Any]:
+        """What must be alike on all ranks, by name."""
+        return {
+            **({"every": self.every, "fragments": self.fragments} if turns is None else dataclasses.asdict(turns)),
+            "exact_steps": self.exact_steps,
+            "min_sites": self.min_sites,
+            "outer": None if self.outer is None else Outer.of(self.outer),
+            "codec": self.codec,
+            "buffers": self.buffers,
+            "samples": self.samples is not None,
+            "uneven": self.uneven,
+        }
