@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import torch.distributed as dist
@@ -26,11 +26,11 @@ MetT = TypeVar("MetT")
 
 
 class Living:
-    """The first `group` has all of them."""
+    """The first `group` has all of them. `ranks`: its ranks in the job."""
 
-    def __init__(self, group: CommProcessGroup) -> None:
+    def __init__(self, group: CommProcessGroup, ranks: Sequence[int]) -> None:
         self.group = group
-        self.ranks = dist.get_process_group_ranks(group)
+        self.ranks = list(ranks)
         """Those of the sites that live, in the job, as of the last sync that has ended."""
         self.is_finished = False
         """Whether another site has said that all have made the last sync."""

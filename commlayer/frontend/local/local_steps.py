@@ -153,8 +153,9 @@ class LocalSteps:
         if isinstance(given, CommProcessGroup):
             given.barrier().wait()  # raises PeerLostError after a death; new_group would wait for its timeout
         # A group of its own: ranks may skip steps, so syncs keep no order with other operations of the job.
+        ranks = dist.get_process_group_ranks(given)
         made = dist.new_group(
-            dist.get_process_group_ranks(given),
+            ranks,
             backend=NAME,
             pg_options=Options(dataclasses.replace(policy_of_groups(Config.from_environment()), priority=CLASS)),
             timeout=given.timeout if isinstance(given, CommProcessGroup) else None,
@@ -162,7 +163,7 @@ class LocalSteps:
             group_desc="commlayer.LocalSteps",
         )
         assert isinstance(made, CommProcessGroup)  # noqa: S101  # this rank is a member
-        self._living = Living(made)
+        self._living = Living(made, ranks)
         try:
             self._begin(self._living)
         except BaseException:
