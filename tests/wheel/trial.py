@@ -19,6 +19,8 @@ OPTIONAL = {
     "commlayer.tools.wireshark": "scapy",
     "commlayer.torchft": "torchft",
     "commlayer.torchtitan": "torchtitan",
+    "commlayer.verl": "verl",
+    "commlayer.vllm": "vllm",
 }
 RANKS = 2
 
