@@ -5,9 +5,10 @@
     python -m bench.publish --links   # prints two others, of emulated hosts, instead (root; a quarter of an hour)
 
 Bytes: a byte-level transformer learns this repository's pages by AdamW, in float32; after each step its bfloat16 copy
-is committed, and a reader on loopback follows. Counted are all bytes of the reader's messages. The entropy is that of
-the changes of a step, as if they were independent and alike. The two other ways are arithmetic: 2 bytes for each value
-(a broadcast in bfloat16, on gloo or anything else), and 6 for each changed one (int32 place, bfloat16 value).
+is committed, and a reader on loopback follows. Counted are the bytes of the contents that it gets, without the heads of
+messages. The entropy is that of the changes of a step, as if they were independent and alike. The two other ways are
+arithmetic: 2 bytes for each value (a broadcast in bfloat16, on gloo or anything else), and 6 for each changed one
+(int32 place, bfloat16 value).
 
 Speed: one thread compares two states and codes the drawn changes, of which 11 % are larger than one unit. It takes
 turns with memcpy of one state. Rates are CPU times of the thread: of all bytes read, so of two states and of one.

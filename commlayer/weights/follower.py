@@ -37,7 +37,7 @@ class Follower:
             left_s = max(0.0, end_s - time.monotonic())
             found = self._subscription.latest(left_s)
             self._version = found or self._version
-            if found is None and time.monotonic() < end_s:
+            if found is None and self._subscription.is_ended:
                 raise PeerLostError(
                     f"the publisher at {self.address} has closed, and version {number} was not among those that it "
                     f"sent; this reader holds {self._holding}. Publish anew, and have the workers subscribe anew"

@@ -27,7 +27,8 @@ GRACE_FACTOR = 8.0
 """A source is late after so many times the usual time between two parts of a source, within these bounds."""
 
 LAG_FACTOR = 2.0
-"""Once half of the seats are complete, a source is late after so many times their time, and GRACE_LEAST_S more."""
+"""Once half of the seats are complete, a source is late after so many times the time of the latest complete one, and
+GRACE_LEAST_S more."""
 
 
 class Cut(NamedTuple):

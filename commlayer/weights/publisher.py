@@ -55,7 +55,7 @@ class Publisher:
         if version <= self._version:
             raise ConfigError(
                 f"commit({version}): the last version was {self._version}, and versions grow; a training that goes "
-                f"back to a checkpoint closes the publisher and publishes anew"
+                f"back to a checkpoint closes the publisher and publishes anew, and its readers subscribe anew"
             )
         tensors = tensors_of(self._state)
         try:
@@ -78,8 +78,8 @@ class Publisher:
         return self._server is not None and self._server.settle(timeout_s)
 
     def close(self, wait_s: float = 5.0) -> None:
-        """Ends it: each reader learns that no version follows, once it holds the latest. It waits at most `wait_s` for
-        readers to ask for that one."""
+        """Ends it: each reader learns that no version follows, once it holds the latest. It waits at most `wait_s`
+        until that one is coded, and as long again for readers to ask for it."""
         server, self._server = self._server, None
         if server is not None and self._pid == os.getpid():
             self._at_exit.cancel()

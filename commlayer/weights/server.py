@@ -228,8 +228,7 @@ class Server:
         return not self._readers or not self.outlet.count or time.monotonic() >= self._end_s
 
     def _hear(self) -> None:
-        """A message of a reader. One of another release, or a broken one, gets no answer: its reader says so after a
-        while."""
+        """A message of a reader. One of another release, or a broken one, gets no answer, and a line in the log."""
         try:
             heard = self.outlet.hear()
             self._look({})  # after the message came: before it, libzmq told of the descriptor's former connection

@@ -66,7 +66,9 @@ class Subscription:
         key, endpoint = key_and_endpoint(address, secret_file)
         self._intake = Intake(address, key, endpoint, serves=serves)
         self._end = weakref.finalize(self, self._intake.close)
-        self._is_closed = self._is_ended = False
+        self._is_closed = False
+        self.is_ended = False
+        """Whether the publisher has closed: no version follows."""
         self._is_waiting = False
         """Whether it waits for the answer to the last question."""
         self._has_doubts = False
@@ -94,7 +96,7 @@ class Subscription:
 
     def latest(self, wait_s: float = 0.0) -> Version | None:
         """A version that this reader does not have yet, after at most `wait_s`; None: there is none, or the publisher
-        has closed.
+        has closed (`is_ended`).
 
         Raises PeerLostError if the publisher has been away for `timeout_s`, or if three connections ended within a
         version (the next call waits for it again, and nothing that is held gets lost); UnreachableError if it never was
@@ -125,14 +127,14 @@ class Subscription:
         if self._is_closed:
             raise ClosedError(f"the subscription to {self._address} is closed; subscribe anew")
         until_s = None if wait_s is None else time.monotonic() + wait_s
-        while not self._is_ended:
+        while not self.is_ended:
             self._ask()
             limits_s, link = [time.monotonic() + LOOK_S], self._intake.link
             limits_s += [] if until_s is None else [until_s]
             limits_s += [] if link.is_up else [link.away_since_s + self._timeout_s]
             for event in self._intake.event(min(limits_s) - time.monotonic()):
                 if event is None:
-                    self._is_ended = True
+                    self.is_ended = True
                     return None
                 self._is_waiting = False
                 if isinstance(event, BaseException):

@@ -348,7 +348,7 @@ class ExactSteps:
         The time of a step is that of the slowest rank. That of an average is that of the rank that came last, which has
         waited for no other.
         """
-        step_s, sent_s = statistics.median(self._step_s[1:]), statistics.median(self._sent_s[1:])
+        step_s, sent_s = statistics.median(self._step_s), statistics.median(self._sent_s[1:])
         values = self._site.padded(sum(parameter.numel() for parameter in self._parameters)) // self._site.size
         step_s, negative_s = largest_of(self._group, self._site.largest([step_s, -sent_s], self._weights.device))
         sites = self._group.size()
