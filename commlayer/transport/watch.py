@@ -6,9 +6,7 @@ stacks of its threads, into that folder.
 
 from __future__ import annotations
 
-import contextlib
 import faulthandler
-import fcntl
 import logging
 import os
 import select
@@ -29,10 +27,9 @@ LOOK_S = 0.2
 """How often a thread looks for groups that failed: a rank that waits for nothing learns of it in no other way."""
 
 DRAIN_S = 0.2
-"""How long the stacks of a signal may take to come."""
+"""How long a signal's text may take to come."""
 
-_PIPE_BYTES = 1 << 20
-_SET_PIPE_BYTES = 1031  # F_SETPIPE_SZ, which the module fcntl has since Python 3.10 only under some C libraries
+_PIPE_BYTES = 1 << 16
 
 _guard = threading.Lock()
 _watch: Watch | None = None
@@ -77,7 +74,7 @@ class Watch:
         _guard, _watch = threading.Lock(), None
         if self._signal is not None:
             with open(os.devnull, "wb") as nothing:
-                faulthandler.register(self._signal, file=os.dup(nothing.fileno()), all_threads=True)
+                faulthandler.register(self._signal, file=os.dup(nothing.fileno()), all_threads=False)
 
     def failed(self, group: int) -> None:
         """Writes the record, once for each group."""
@@ -87,17 +84,14 @@ class Watch:
             self._told.add(group)
             self.write("a group failed")
 
-    def write(self, reason: str, stacks: bytes | None = None) -> None:
-        """Writes the record and the stacks: those of now, unless they are given. Never raises."""
+    def write(self, reason: str) -> None:
+        """Writes the record and the stacks of now. Never raises."""
         rank = self._recorder.rank
         path = self._folder / f"flight_{rank}.json"
         try:
             self._recorder.write(path, reason)
             with whole_file(self._folder / f"stacks_{rank}.txt") as file:
-                if stacks is None:
-                    faulthandler.dump_traceback(file, all_threads=True)
-                else:
-                    file.write(stacks)
+                faulthandler.dump_traceback(file, all_threads=True)
         except OSError as error:
             log.warning("rank %s: cannot write the flight record into %s: %s", rank, self._folder, error)
         else:
@@ -116,7 +110,11 @@ class Watch:
 
     def _listen(self, number: int) -> None:
         """Dumps on a signal, also while the main thread waits in C, where no handler in Python would run: faulthandler
-        writes the stacks into a pipe, and a thread reads them."""
+        writes into a pipe, and a thread that reads it dumps.
+
+        faulthandler writes the stack of the main thread alone, which is not read: other threads run on while a signal
+        is handled, and to look at their stacks without Python's lock can crash the process.
+        """
         if not has_default_action(number):
             log.warning(
                 "COMMLAYER_FLIGHT_SIGNAL: this process already has a handler for %s, which stays; use another signal",
@@ -125,18 +123,16 @@ class Watch:
             return
         read, write = os.pipe()
         os.set_blocking(write, False)  # a full pipe must not block the thread that got the signal
-        with contextlib.suppress(OSError):  # the limit of an unprivileged user may be lower
-            fcntl.fcntl(write, _SET_PIPE_BYTES, _PIPE_BYTES)
-        faulthandler.register(number, file=write, all_threads=True)
+        faulthandler.register(number, file=write, all_threads=False)
         self._signal = number
         threading.Thread(target=self._read, args=(read,), name="commlayer-flight-signal", daemon=True).start()
 
     def _read(self, pipe: int) -> None:
         while select.select([pipe], [], [])[0]:
             time.sleep(DRAIN_S)
-            stacks = os.read(pipe, _PIPE_BYTES)
+            os.read(pipe, _PIPE_BYTES)
             with self._lock:
-                self.write("signal", stacks)
+                self.write("signal")
 
 
 def has_default_action(number: int) -> bool:

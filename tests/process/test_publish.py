@@ -354,7 +354,7 @@ def test_a_publisher_that_begins_anew_may_tie_other_tensors(address: str) -> Non
                     found = None
                     while reader.version != version:
                         found = reader.latest(PATIENCE_S)
-                        reader._is_ended = False  # as if the publisher before had been killed
+                        reader.is_ended = False  # as if the publisher before had been killed
                     assert found is not None
                     assert len(reader._held.memory) == 12_000_000 * (1 if is_tied else 2)  # type: ignore[union-attr]
                     found.apply(model)
