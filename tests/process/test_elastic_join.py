@@ -47,7 +47,7 @@ def test_processes_of_hosts_that_share_no_memory_join(codec: str) -> None:
 
 def test_a_slow_transfer_outlives_other_changes() -> None:
     """The state takes several steps; meanwhile a rank leaves, which is a new WORLD for the transfer."""
-    plan = Plan(joins=(1,), leaves=((2, 4),), piece_s=0.1, pause_s=0.1, by_speed=False, waits=True)
+    plan = Plan(joins=(1,), leaves=((2, 4),), piece_s=0.1, pause_s=0.3, by_speed=False, waits=True)
     found = elastic_joins.check(plan)
     assert [each.end for each in found] == ["done", "done", "left", "done"]
     assert found[3].joined > 4
