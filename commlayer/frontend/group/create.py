@@ -11,7 +11,6 @@ from ...errors import ConfigError, OperationTimeoutError, UnreachableError
 from .backend import CommProcessGroup
 from .gloo import plain_gloo, reconfigurable_gloo
 from .options import Options
-from .reconfigure import ReconfigurableGroup
 from .uncaught import tell_torchrun
 
 
@@ -28,6 +27,8 @@ def create(opts: _DistributedBackendOptions, pg_options: Any = None) -> CommProc
     if getattr(opts, "enable_reconfigure", False):  # since torch 2.14
         if Config.is_disabled():
             return reconfigurable_gloo(opts.store, opts.group_rank, opts.group_size, opts.timeout)
+        from .reconfigure import ReconfigurableGroup  # here: few jobs need it, and it costs all 5 ms at their start
+
         return ReconfigurableGroup(opts.store, opts.group_rank, opts.group_size, opts.timeout, opts.group_id, policy)
     if Config.is_disabled():
         return plain_gloo(
