@@ -60,6 +60,16 @@ SOON_S = 0.0005
 """Far less than the start of a group takes."""
 
 
+@contextlib.contextmanager
+def presence(check: Callable[[], None]) -> Iterator[None]:
+    """A context in which ranks that meet call `check` again and again: see `check_present`."""
+    token = check_present.set(check)
+    try:
+        yield
+    finally:
+        check_present.reset(token)
+
+
 class Rendezvous:
     """One meeting of the ranks of a group, in a part of the Store that no other meeting has used.
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from ...errors import CommError, ConfigError, MismatchError, PeerLostError
 from ...transport.accord import Accord, Verdict, store_errors
-from ...transport.bootstrap import check_present
+from ...transport.bootstrap import presence
 from ...transport.members import TOLD_MAX
 from ...transport.native import host_key
 from ...transport.pulse import Pulse
@@ -23,6 +23,8 @@ from ...transport.pulse import Pulse
 CALL = "reconfigure"
 _PREFIX = "commlayer:"
 _DONE = "done"
+_WITHOUT = "leave out the handles of the dead, and pass another uuid"
+_SAME = "pass the same uuid, and present handles, on all members"
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -163,14 +165,9 @@ class Gathering:
             if verdict.agreed != proposal:
                 raise self._used(f"by {self._count(verdict.agreed)}")
 
-    @contextlib.contextmanager
-    def watched(self) -> Iterator[None]:
+    def watched(self) -> contextlib.AbstractContextManager[None]:
         """A context in which a meeting of the members ends with PeerLostError once one of them has died."""
-        token = check_present.set(self._check)
-        try:
-            yield
-        finally:
-            check_present.reset(token)
+        return presence(self._check)
 
     def _accord(self, uuid: int) -> Accord:
         return Accord(self._root, f"{uuid}/", self._rank, range(len(self._members)))
@@ -178,12 +175,7 @@ class Gathering:
     def _check(self) -> None:
         dead = sorted(self._pulse.dead(set(self._places) - {self._rank}))
         if dead:
-            raise self._error(
-                PeerLostError, f"{self._names(dead)} died while the members met; {self._without}", dead[0]
-            )
-
-    _without = "leave out the handles of the dead, and pass another uuid"
-    _same = "pass the same uuid, and present handles, on all members"
+            raise self._error(PeerLostError, f"{self._names(dead)} died while the members met; {_WITHOUT}", dead[0])
 
     def _obstacle(self, accord: Accord) -> Verdict | None:
         for place in sorted(self._absent):
@@ -192,11 +184,11 @@ class Gathering:
                 self._pulse.add(place, self._places[place])  # those of other hosts beat from now on
         dead = sorted(self._pulse.dead(set(self._places) - {self._rank}))
         if dead:
-            return Verdict.against(PeerLostError, f"{self._names(dead)} died; {self._without}", dead[0])
+            return Verdict.against(PeerLostError, f"{self._names(dead)} died; {_WITHOUT}", dead[0])
         for place in sorted(self._absent):
             told = self._elsewhere(place)
             if told:
-                return Verdict.against(MismatchError, f"{self._names([place])} {told}; {self._same}", place)
+                return Verdict.against(MismatchError, f"{self._names([place])} {told}; {_SAME}", place)
         return None
 
     def _elsewhere(self, place: int) -> str:
@@ -213,7 +205,7 @@ class Gathering:
         told = f"calls it with uuid {called}, and {self._names([self._rank])} with {self._uuid}"
         if str(own) in json.loads(other.proposal()):  # there, they wait for this process
             who = self._members[place].who
-            text = f"{own.who} calls it with uuid {self._uuid}, and {who} with {called}; {self._same}"
+            text = f"{own.who} calls it with uuid {self._uuid}, and {who} with {called}; {_SAME}"
             other.end(Verdict.against(MismatchError, text, None))
         return told
 

@@ -5,19 +5,19 @@ They agree through the Store, since collectives fail with the dead, and meet in 
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
 import secrets
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch.distributed as dist
 
 from ...errors import OperationTimeoutError, PeerLostError
-from ...transport.bootstrap import check_present
+from ...transport.bootstrap import presence
 from ...transport.native import host_key
 from ...transport.pulse import Pulse
 from ...transport.survivors import BEGUN, PAUSE_S, Survivors, Verdict
@@ -108,15 +108,10 @@ class Party:
         self.generation += verdict is not None
         return verdict
 
-    @contextlib.contextmanager
-    def meeting(self) -> Iterator[None]:
+    def meeting(self) -> AbstractContextManager[None]:
         """A context in which the members make a group. It ends with PeerLostError as soon as one of them is known to
         have died, or to try again already."""
-        token = check_present.set(self._check_present)
-        try:
-            yield
-        finally:
-            check_present.reset(token)
+        return presence(self._check_present)
 
     def _check_present(self) -> None:
         dead = self.dead(set(self.members) - {self.own})

@@ -26,7 +26,7 @@ MetT = TypeVar("MetT")
 
 
 class Living:
-    """The first `group` has all of them. `ranks`: its ranks in the job."""
+    """At first all sites, which `group` connects. `ranks`: their ranks in the job."""
 
     def __init__(self, group: CommProcessGroup, ranks: Sequence[int]) -> None:
         self.group = group

@@ -1,6 +1,6 @@
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,22 +11,7 @@ from commlayer.weights.message import ASK, WINDOW
 from commlayer.weights.outlet import Outlet
 from commlayer.weights.peers import Peer
 from tests import ranks
-
-KEY = bytes(32)
-
-
-@pytest.fixture
-def context() -> Iterator[Any]:
-    made = zmq.Context()
-    yield made
-    made.destroy(linger=0)
-
-
-@pytest.fixture
-def outlet(context: Any) -> Iterator[Outlet]:
-    made = Outlet(context, KEY, "tcp://127.0.0.1:0")
-    yield made
-    made.close()
+from tests.unit.weights.conftest import KEY
 
 
 def until(outlet: Outlet, condition: Callable[[], object]) -> None:

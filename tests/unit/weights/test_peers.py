@@ -11,23 +11,10 @@ from commlayer.weights.message import PART, WANT, Want
 from commlayer.weights.outlet import Outlet
 from commlayer.weights.peers import Peers
 from tests import ranks
-from tests.unit.weights.test_outlet import KEY, until
+from tests.unit.weights.conftest import KEY
+from tests.unit.weights.test_outlet import until
 
 ASKED = Want(3, "name", 10, 0, 1, 0)
-
-
-@pytest.fixture
-def context() -> Iterator[Any]:
-    made = zmq.Context()
-    yield made
-    made.destroy(linger=0)
-
-
-@pytest.fixture
-def outlet(context: Any) -> Iterator[Outlet]:
-    made = Outlet(context, KEY, "tcp://127.0.0.1:0")
-    yield made
-    made.close()
 
 
 @pytest.fixture
