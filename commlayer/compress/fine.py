@@ -6,8 +6,9 @@ Markov et al., Middleware 2022; PowerSGD, Vogels et al., NeurIPS 2019).
 
 from __future__ import annotations
 
+import copy
 import fnmatch
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from torch import Tensor, nn
@@ -66,6 +67,12 @@ class Fine:
         """Whether it matches a pattern of the caller's. PowerSGD compresses matrices that match only PATTERNS: they
         would be most of its bytes."""
         return self._is_given and parameter in self._named
+
+    def of_parts(self, parts: Mapping[Tensor, Tensor]) -> Fine:
+        """The same for tensors that stand for parameters: `parts` has them by parameter."""
+        made = copy.copy(self)
+        made._named = {parts.get(parameter, parameter) for parameter in self._named}
+        return made
 
     def without_defaults(self) -> Fine:
         """The same, but matrices that match only PATTERNS are not fine."""

@@ -225,7 +225,7 @@ def _fragments(values: Tensor, plan: Plan) -> list[Tensor]:
     """These values of a model, by fragment."""
     model = Given()
     torch.nn.utils.vector_to_parameters(values, model.parameters())
-    return [found.shared for found in fragments_of(list(model.parameters()), plan.fragments, Fine(), Site(None))]
+    return [found.shared for found in fragments_of(list(model.parameters()), plan.fragments, Fine(), Site())]
 
 
 def random_plan(seed: int) -> Plan:

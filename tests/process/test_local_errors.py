@@ -11,7 +11,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import commlayer
@@ -63,10 +62,6 @@ def normed(model: Any) -> None:
     model.layers.append(nn.BatchNorm1d(7))
 
 
-def sharded(model: nn.Module) -> None:
-    fully_shard(model)
-
-
 ODD: dict[str, tuple[Arguments, Callable[[nn.Module], None] | None, str]] = {
     "every": ({"every": 6}, None, r"every differs: 4 on rank 0, 6 on rank 1"),
     "fragments": ({"fragments": 1}, None, r"fragments differs: 2 on rank 0, 1 on rank 1"),
@@ -100,7 +95,8 @@ def test_one_odd_rank_is_refused_on_all(rank: int, size: int, name: str) -> None
 
 @ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
 def test_models_that_are_refused(rank: int, size: int) -> None:
-    check_refused("process group and `group` share the ranks", DistributedDataParallel(Net()))
+    check_refused("so they are one site", DistributedDataParallel(Net()))
+    check_refused("are ranks of one site", DistributedDataParallel(Net()), group=dist.group.WORLD)
     alone = [dist.new_group([member]) for member in range(size)][rank]
     overlapped = DistributedDataParallel(Net(), process_group=alone, gradient_as_bucket_view=True)
     optimizer = sgd(overlapped)
@@ -123,16 +119,6 @@ def test_models_that_are_refused(rank: int, size: int) -> None:
     for wrong in cases:
         with pytest.raises(commlayer.ConfigError, match=f"LocalSteps\\({next(iter(wrong))}="):
             commlayer.LocalSteps(**usual | wrong)
-
-
-def sharded_body(rank: int, size: int) -> None:
-    model = Net()
-    sharded(model)
-    check_refused(r"fully_shard \(FSDP2\)", model)
-
-
-def test_fsdp2_is_refused_by_name() -> None:
-    ranks.run_job(sharded_body, 2, environ=ranks.NETWORK)
 
 
 @ranks.on(2, ranks.run_job, environ=DISABLED)

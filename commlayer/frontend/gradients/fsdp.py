@@ -73,6 +73,11 @@ def sharded_modules(model: nn.Module) -> list[Any]:
     return [module for module in model.modules() if hasattr(module, "set_custom_reduce_scatter")]
 
 
+def averages_replicas(model: nn.Module) -> bool:
+    """Whether `compress_fsdp(replicate=...)` averages its gradients over a group that its mesh does not have."""
+    return any(module in _averaging for module in sharded_modules(model))
+
+
 class Encoded:
     """A collective of one module. `number` differs between the collectives of a model."""
 
@@ -227,7 +232,7 @@ def _check_shards(model: nn.Module, modules: Sequence[nn.Module], replicate: dis
     if not modules or is_whole:
         raise ConfigError(f"compress_fsdp({name}): nothing in it is sharded; call fully_shard first")
     if replicate is None:
-        if any(module in _averaging for module in modules):
+        if averages_replicas(model):
             raise ConfigError(
                 "compress_fsdp(replicate=None): an earlier call averages the gradients of this model over replicas, "
                 "which would drift apart; give it again, as replicate=mesh.get_group('replicate')"

@@ -70,14 +70,12 @@ class Arguments:
 
     def _check_groups(self, group: CommProcessGroup, site: Site) -> None:
         """Raises ConfigError unless this rank alone is in both groups."""
-        if site.group is None:
-            return
-        both = set(dist.get_process_group_ranks(site.group)) & set(dist.get_process_group_ranks(group))
+        both = set(site.ranks) & set(dist.get_process_group_ranks(group))
         if len(both) > 1:
             raise ConfigError(
-                f"LocalSteps(DistributedDataParallel): its process group and `group` share the ranks {sorted(both)}, "
-                f"but DDP averages within a site, and `group` connects sites; make the model with process_group=, the "
-                f"ranks of this site, and give group=, the ranks of the same number in all sites"
+                f"LocalSteps(group=): the ranks {sorted(both)} of it are ranks of one site, {list(site.ranks)}, within "
+                f"which DistributedDataParallel or fully_shard averages gradients; leave group out, or give one rank "
+                f"of each site; if the site is too large, give process_group= or mesh= the ranks of one site"
             )
 
     def _check_hosts(self, group: CommProcessGroup) -> None:
@@ -100,10 +98,10 @@ class Arguments:
                 f"LocalSteps(min_sites={self.min_sites!r}): use a whole number, 1 to {group.size()}, the sites at the "
                 f"start; or None, with which a death ends the training"
             )
-        if site.size > 1:
+        if len(site.ranks) > 1:
             raise ConfigError(
-                f"LocalSteps(min_sites={self.min_sites}): sites of {site.size} ranks end with the first of them that "
-                f"dies; use one rank per site, or leave min_sites out"
+                f"LocalSteps(min_sites={self.min_sites}): sites of {len(site.ranks)} ranks end with the first of them "
+                f"that dies; use one rank per site, or leave min_sites out"
             )
 
     def turns(self, restored: Mapping[str, Any] | None = None) -> Turns | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -15,6 +15,7 @@ from ..gradients.ddp import reduce_buffer
 from ..gradients.gradient import Place
 from ..gradients.hook_state import HookState
 from ..gradients.started import Started
+from .fragment import part_of
 from .site import Site
 
 BYTES = 1 << 20
@@ -24,23 +25,23 @@ MOST = 64
 
 
 class Bucket:
-    """The gradients of some parameters, one after the other. Each rank of a site averages its shard with the ranks of
-    the same number in the other sites."""
+    """The gradients of some parameters, or this rank's parts of them, one after the other. Each replica of a site
+    averages its shard with its peers in the other sites. `given`: by parameter, what stands for this rank's part."""
 
-    def __init__(self, parameters: Sequence[Tensor], site: Site) -> None:
-        self.parameters = list(parameters)
-        first, sizes = self.parameters[0], [parameter.numel() for parameter in self.parameters]
+    def __init__(self, given: Mapping[Tensor, Tensor], site: Site) -> None:
+        self.parameters, parts = list(given), list(given.values())
+        first, sizes = parts[0], [part.numel() for part in parts]
         starts = [0, *itertools.accumulate(sizes)]
         self._site = site
         self._memory = torch.zeros(site.padded(starts[-1]), dtype=first.dtype, device=first.device)
-        parts = self._memory[: starts[-1]].split(sizes)
-        self._views = [gradient_view(part, parameter) for part, parameter in zip(parts, self.parameters, strict=True)]
+        stretches = self._memory[: starts[-1]].split(sizes)
+        self._views = [gradient_view(stretch, part) for stretch, part in zip(stretches, parts, strict=True)]
         self._whole_shard = site.shard(self._memory)
         begin = site.rank * len(self._whole_shard)
         self._shard = self._whole_shard[: max(starts[-1] - begin, 0)]  # without the tail
         end = begin + len(self._shard)
         inside = [at for at, start in enumerate(starts[:-1]) if start < end and starts[at + 1] > begin]
-        self._sent = [self.parameters[at] for at in inside]
+        self._sent = [parts[at] for at in inside]
         """The parameters of the shard, or of which a part is in it."""
         self._starts = [starts[at] - begin for at in inside]
         self.awaited: dict[Tensor, int] = {}
@@ -70,7 +71,7 @@ class Bucket:
                 if parameter.grad is None:
                     view.zero_()
                 else:
-                    view.copy_(parameter.grad)
+                    view.copy_(part_of(parameter.grad))
         self._started = Started(self._shard.cpu() if on_host else self._shard)
 
     def start(self, state: HookState, index: int, *, is_last: bool) -> None:
@@ -96,28 +97,29 @@ class Bucket:
                 self._shard.copy_(started.memory)
 
     def put(self, has: Sequence[bool]) -> None:
-        """Makes the averages the gradients of the parameters of which a rank has one. All ranks of the site call."""
+        """Makes the averages the gradients of the parameters of which a rank has one. All replicas call."""
         if self._site.size > 1:
-            self._memory.copy_(self._site.gather(self._whole_shard, self._memory.device))
+            self._memory.copy_(self._site.gather(self._whole_shard))
         with torch.no_grad():
             for parameter, view, is_there in zip(self.parameters, self._views, has, strict=True):
                 if is_there and parameter.grad is None:
                     parameter.grad = torch.empty_like(parameter)
                 if is_there and parameter.grad is not None:
-                    parameter.grad.copy_(view)
+                    part_of(parameter.grad).copy_(view)
 
 
-def buckets_of(parameters: Sequence[Tensor], site: Site) -> list[Bucket]:
+def buckets_of(given: Mapping[Tensor, Tensor], site: Site) -> list[Bucket]:
     """Buckets of BYTES or more, each of one device, in the order of these parameters, as DDP divides them."""
-    limit = max(BYTES, sum(parameter.nbytes for parameter in parameters) // MOST)
-    return _divided(parameters, site, limit)
+    limit = max(BYTES, sum(part.nbytes for part in given.values()) // MOST)
+    return _divided(given, site, limit)
 
 
-def whole_buckets_of(parameters: Sequence[Tensor], site: Site) -> list[Bucket]:
+def whole_buckets_of(given: Mapping[Tensor, Tensor], site: Site) -> list[Bucket]:
     """One bucket for each device."""
-    return _divided(parameters, site, sys.maxsize)
+    return _divided(given, site, sys.maxsize)
 
 
-def _divided(parameters: Sequence[Tensor], site: Site, limit: int) -> list[Bucket]:
-    found, _ = dist._compute_bucket_assignment_by_size(list(parameters), [limit])
-    return [Bucket([parameters[at] for at in indices], site) for indices in found]
+def _divided(given: Mapping[Tensor, Tensor], site: Site, limit: int) -> list[Bucket]:
+    found, _ = dist._compute_bucket_assignment_by_size(list(given.values()), [limit])
+    pairs = list(given.items())
+    return [Bucket(dict(pairs[at] for at in indices), site) for indices in found]

@@ -2,7 +2,7 @@
 
 Gradients travel in buckets, by the code of DDP's communication hook (`HookState`): with its codecs, residuals and
 classes. Those of a plain module start while its backward pass goes on, and are averages when `backward()` returns.
-Within a site, DDP averages first; the sites follow in `optimizer.step()`.
+Within a site, DDP or FSDP2 averages first; the sites follow in `optimizer.step()`.
 
     first bucket     each rank tells the others its `Head`
     end of the pass  the other buckets; which parameters have a gradient; all ranks read the heads, then the averages
@@ -68,7 +68,7 @@ class ExactSteps:
         self._is_plain = is_plain
         self._policy = state.policy
         state.check_policy = functools.partial(check_whole, site)
-        state.feedback.meet(self._parameters)  # saved residuals are numbered in the model's order
+        self._meet()
         self.order: list[int] | None = None
         """The parameters in the order of their gradients, by number; None: not known yet, or not used."""
         self._has_begun = False
@@ -85,18 +85,22 @@ class ExactSteps:
         self._step_s: list[float] = []  # of steps without the average
         self._sent_s: list[float] = []  # of averages
 
+    def _meet(self) -> None:
+        """Saved residuals are numbered in the model's order."""
+        self.state.feedback.meet(list(self._weights.parts.values()))
+
     def begin(self, group: CommProcessGroup, *, measures: bool) -> None:
         """The training begins. `group`: that of syncs, which all ranks have made."""
         self._of_syncs, self._group, self._has_begun = group, self.state.group(), True
         self._heads = self.state.heads = Heads(self._group, is_weighted=self._count is not None)
         self.measure(measures)
         if not self._is_plain:
-            self._divide(buckets_of(self._parameters[::-1], self._site))
+            self._divide(self._ordered(range(len(self._parameters) - 1, -1, -1)))
             return
         if self.order is None:  # all are one bucket, as in the first step of DDP
-            self._divide(whole_buckets_of(self._parameters, self._site))
+            self._divide(whole_buckets_of(self._weights.parts, self._site))
         else:
-            self._divide(buckets_of([self._parameters[number] for number in self.order], self._site))
+            self._divide(self._ordered(self.order))
         self._passes = Passes(self._parameters, self._begin_pass, self._accumulated, self._end_pass)
 
     def state_dict(self) -> dict[str, Any]:
@@ -119,7 +123,7 @@ class ExactSteps:
             )
         if saved.get("gradients") is not None:
             self.state.load_state_dict({**saved["gradients"], "policy": dataclasses.asdict(self._policy)})
-            self.state.feedback.meet(self._parameters)
+            self._meet()
 
     def finish(self) -> None:
         """Waits for reductions of gradients on a device. Raises their error."""
@@ -230,7 +234,7 @@ class ExactSteps:
         begin_s = time.perf_counter()  # after the copies, which wait for the device: calls only launch its work
         if not self._started:
             self._tell()
-        has = self._site.agreed(lambda: self._exchange(rest), self._weights.device)
+        has = self._site.agreed(lambda: self._exchange(rest))
         if self.measures:
             self._sent_s.append(time.perf_counter() - begin_s)
             if self._ended_s and self.steps:
@@ -282,7 +286,12 @@ class ExactSteps:
         with priority(0), labelled("order of gradients"):
             self._group.broadcast([order], options).wait()
         self.order = order.tolist()
-        self._divide(buckets_of([self._parameters[number] for number in self.order], self._site))
+        self._divide(self._ordered(self.order))
+
+    def _ordered(self, numbers: Sequence[int]) -> list[Bucket]:
+        """The buckets of the parameters of these numbers."""
+        parts = list(self._weights.parts.items())
+        return buckets_of(dict(parts[number] for number in numbers), self._site)
 
     def _divide(self, buckets: list[Bucket]) -> None:
         self._buckets = buckets
@@ -326,13 +335,14 @@ class ExactSteps:
             self._heads.tell(Head(self.steps * self._is_plain, is_leaving=True))
             self._heads.meet()
 
-        self._site.agreed(told, self._weights.device)
+        self._site.agreed(told)
         self.finish()
         fragments = fragments_of(self._parameters, 1, Fine(), self._site)
         adopt(self._of_syncs, fragments)
+        self._weights.reshard()
         for fragment in fragments:
             fragment.put(fragment.shared)
-        buffers = self._weights.flat_buffers()
+        buffers = self._site.average(self._weights.flat_buffers())
         if len(buffers):
             self._of_syncs.allreduce([buffers], op=dist.ReduceOp(dist.ReduceOp.AVG)).wait()
             self._weights.put_buffers(buffers)
@@ -349,8 +359,9 @@ class ExactSteps:
         waited for no other.
         """
         step_s, sent_s = statistics.median(self._step_s), statistics.median(self._sent_s[1:])
-        values = self._site.padded(sum(parameter.numel() for parameter in self._parameters)) // self._site.size
-        step_s, negative_s = largest_of(self._group, self._site.largest([step_s, -sent_s], self._weights.device))
+        part = self._site.padded(sum(part.numel() for part in self._weights.parts.values())) // self._site.size
+        own = [part, step_s, -sent_s]  # parts of ranks may differ by a row
+        values, step_s, negative_s = largest_of(self._group, self._site.largest(own))
         sites = self._group.size()
         rate = 2 * (sites - 1) / sites * values * VALUE_BYTES / max(-negative_s, 1e-9)
-        return Measured(sites, values, value_bytes, rate, max(step_s, 1e-9))
+        return Measured(sites, int(values), value_bytes, rate, max(step_s, 1e-9))

@@ -34,23 +34,32 @@ class Stripe(NamedTuple):
         return flat(self.parameter)[self.start : self.end]
 
 
+def part_of(tensor: Tensor) -> Tensor:
+    """This rank's part of a parameter or of a gradient that FSDP2 shards; any other tensor as it is."""
+    if not hasattr(tensor, "to_local"):
+        return tensor
+    with torch.no_grad():  # the memory itself, and not a view that autograd follows
+        return tensor.detach().to_local()  # type: ignore[attr-defined, no-any-return]
+
+
 def flat(parameter: Tensor) -> Tensor:
-    """The values of a dense tensor as they lie in memory, as a flat view."""
-    plain = parameter.detach()
+    """This rank's values of a dense tensor as they lie in memory, as a flat view."""
+    plain = part_of(parameter).detach()
     return plain.as_strided((plain.numel(),), (1,), plain.storage_offset())
 
 
 def cut(parameters: Sequence[Tensor], fragments: int) -> list[list[Stripe]]:
     """Deals stripes of the parameters to the fragments in turn, so that fragments are equally long, and each has
     values of all depths of the model (strided fragments: Douillard et al., arXiv 2501.18512)."""
-    total = sum(parameter.numel() for parameter in parameters)
+    sizes = [part_of(parameter).numel() for parameter in parameters]
+    total = sum(sizes)
     length = max(total // (fragments * STRIPES), STRIPE_LEAST)
     dealt: list[list[Stripe]] = [[] for _ in range(fragments)]
     number, room = 0, length
-    for parameter in parameters:
+    for parameter, size in zip(parameters, sizes, strict=True):
         start = 0
-        while start < parameter.numel():
-            end = min(start + room, parameter.numel())
+        while start < size:
+            end = min(start + room, size)
             dealt[number % fragments].append(Stripe(parameter, start, end))
             room -= end - start
             start = end
@@ -74,7 +83,6 @@ class Fragment:
     def __init__(self, coarse: Sequence[Stripe], fine: Sequence[Stripe], site: Site) -> None:
         self._stripes = [*coarse, *fine]
         self._site = site
-        self._device = self._stripes[0].parameter.device if self._stripes else torch.device("cpu")
         self.size = sum(stripe.end - stripe.start for stripe in self._stripes)
         middle = sum(stripe.end - stripe.start for stripe in coarse)
         self.shared = self.weights()
@@ -96,15 +104,15 @@ class Fragment:
         return self._site.shard(whole).clone() if self._site.size > 1 else whole
 
     def add(self, shard: Tensor) -> None:
-        """Adds to the model's weights, of which this is a rank's shard. All ranks of the site call."""
+        """Adds to the model's weights, of which this is a rank's shard. All replicas call."""
         self._each(shard, lambda weights, values: weights.add_(values))
 
     def put(self, shard: Tensor) -> None:
-        """Replaces the model's weights, of which this is a rank's shard. All ranks of the site call."""
+        """Replaces the model's weights, of which this is a rank's shard. All replicas call."""
         self._each(shard, lambda weights, values: weights.copy_(values))
 
     def _each(self, shard: Tensor, change: Callable[[Tensor, Tensor], Tensor]) -> None:
-        whole = self._site.gather(shard, self._device)
+        whole = self._site.gather(shard)
         at = 0
         for stripe in self._stripes:
             end = at + stripe.end - stripe.start
@@ -138,8 +146,8 @@ def adopt(group: dist.ProcessGroup, fragments: Sequence[Fragment]) -> None:
 
 
 def digest_of(values: Tensor) -> int:
-    """A checksum of 32 bits of a tensor's bytes."""
-    plain = values.detach().cpu().contiguous()
+    """A checksum of 32 bits of a tensor's bytes, or of this rank's part of it."""
+    plain = part_of(values).detach().cpu().contiguous()
     if not plain.nbytes:
         return 0
     return zlib.crc32((ctypes.c_char * plain.nbytes).from_address(plain.data_ptr()))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import dataclasses
+import functools
 import logging
 import math
 import weakref
@@ -18,10 +19,8 @@ from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
@@ -42,7 +41,7 @@ from .living import Living
 from .measured import Measured
 from .meeting import Introduction, is_on_all, meet
 from .rounds import FIELDS, Rounds
-from .site import Site
+from .site import Site, peers_of
 from .turns import EVERY_MAX, Turns
 from .weights import Weights
 
@@ -71,9 +70,10 @@ class LocalSteps:
     """A context around a training loop, in which each site makes `every` optimizer steps on its own between two syncs
     of a value. `with` begins and ends on all ranks.
 
-    `model` is a plain module, a site of one rank; or DistributedDataParallel, whose process group is then the site.
-    `optimizer` changes its weights, which are float32. `group` has the ranks of the same number in all sites; None, for
-    a plain module: WORLD. The engine sends; the job may have any backend.
+    `model` is a plain module, a site of one rank; or DistributedDataParallel, whose process group is then the site; or
+    one that `fully_shard` has sharded, whose mesh is the site: each rank exchanges its part of the weights. `optimizer`
+    changes the weights, which are float32. `group` has the ranks of the same place in all sites; None: they are found,
+    and all ranks of WORLD take part. The engine sends; the job may have any backend.
 
     `every="auto"` measures the link and the step in a few exact steps, in which gradients are averaged, and takes the
     least H that hides the network, with H fragments at most; where that is 1, all steps stay exact. `exact_steps` is
@@ -152,8 +152,9 @@ class LocalSteps:
         given = self._given_group or dist.distributed_c10d._get_default_group()
         if isinstance(given, CommProcessGroup):
             given.barrier().wait()  # raises PeerLostError after a death; new_group would wait for its timeout
+        self._site = Site.of(self._model)
+        ranks = dist.get_process_group_ranks(given) if self._given_group is not None else peers_of(self._site)
         # A group of its own: ranks may skip steps, so syncs keep no order with other operations of the job.
-        ranks = dist.get_process_group_ranks(given)
         made = dist.new_group(
             ranks,
             backend=NAME,
@@ -174,16 +175,17 @@ class LocalSteps:
 
     def _begin(self, living: Living) -> None:
         group, own = living.group, Introduction()
-        self._site = Site(self._model.process_group if isinstance(self._model, DistributedDataParallel) else None)
         try:
             self._prepare(living, own)
         except ConfigError as error:
             own.fault = str(error)
-        device = next((parameter.device for parameter in self._model.parameters()), torch.device("cpu"))
-        self._site.agreed(lambda: meet(group, own, REMEDIES), device)
-        if self._site.group is not None and self._site.size > 1:  # each rank has met others than its neighbour
-            alike = {name: value for name, value in own.settings.items() if name != RANK_IN_SITE}
-            meet(self._site.group, Introduction(settings=alike), REMEDIES)
+        site = self._site
+        site.agreed(lambda: meet(group, own, REMEDIES))
+        alike = {name: value for name, value in own.settings.items() if name != RANK_IN_SITE}
+        for within in site.groups:  # each rank has met others than its neighbour
+            digests = own.digests if within is site.replicas and self._restored is None else {}
+            told = Introduction(settings=alike, digests=digests)
+            site.agreed(functools.partial(meet, within, told, REMEDIES))
         if self._given.min_sites is not None:
             living.watch(self._given.min_sites, self._silence_s)
         if self._rounds is None:
@@ -210,13 +212,13 @@ class LocalSteps:
         given.check(group, self._site)
         self._weights = Weights(self._model, self._optimizer, given.buffers)
         policy = policy_of(given.policy, self._site)
-        state = ExactState(policy, group, fine=given.fine, optimizer=self._optimizer)
+        state = ExactState(policy, group, fine=given.fine.of_parts(self._weights.parts), optimizer=self._optimizer)
         self._exact = ExactSteps(
             self._weights,
             self._site,
             state,
             None if given.samples is None else self._count,
-            is_plain=self._site.group is None,
+            is_plain=not self._site.groups,
         )
         own.digests = self._weights.digests()
         if restored is not None:
@@ -229,8 +231,8 @@ class LocalSteps:
         own.settings = {
             **given.settings(turns),
             "policy": dataclasses.asdict(policy),
-            "ranks per site": self._site.size,
-            RANK_IN_SITE: self._site.rank,
+            "ranks per site": len(self._site.ranks),
+            RANK_IN_SITE: self._site.ranks.index(dist.get_rank()),
             "model": self._weights.shapes(),
             "fine": [name for name, parameter in self._weights.parameters.items() if parameter in given.fine],
             "restored": restored is not None,
@@ -334,7 +336,7 @@ class LocalSteps:
         if self._given.samples is None:
             return 1.0
         count = number(self._given.samples())
-        return self._site.total(count if 0 <= count < math.inf else math.nan, self._weights.device)
+        return self._site.total(count if 0 <= count < math.inf else math.nan)
 
     @property
     def steps(self) -> int:

@@ -96,7 +96,9 @@ class Rounds:
         if self._bell is None:
             return self.turns.begins(self.steps)
         latest = self.turns.fragment(self.syncs - 1)
-        return self._since[latest] >= self.turns.length(self.syncs) or self._bell.rung(self.syncs)
+        if self._since[latest] >= self.turns.length(self.syncs):
+            return True
+        return bool(self._site.largest([self._bell.rung(self.syncs)])[0])  # its ranks hear the bell at several times
 
     def leave(self) -> None:
         """Makes the last syncs, and gives the model the shared weights.
@@ -139,7 +141,8 @@ class Rounds:
         samples = self._weighed[at]  # without a step, what is left has the weight that it had
         head = Head(self.syncs, fragment.digest(), finite(difference), is_leaving, self._since[at], samples)
         is_last = at == self.turns.fragments - 1
-        self._begin(head, difference, self._weights.flat_buffers() if is_last else torch.zeros(0))
+        buffers = self._site.average(self._weights.flat_buffers()) if is_last else torch.zeros(0)
+        self._begin(head, difference, buffers)
         self.syncs += 1
         self._since[at], self._counts[at] = 0, 0.0
 
@@ -157,7 +160,7 @@ class Rounds:
         if self._sync is None:
             return ()
         sync, self._sync = self._sync, None
-        sync, outcome = self._site.agreed(lambda: self._ended(sync), self._weights.device)
+        sync, outcome = self._site.agreed(lambda: self._ended(sync))
         fragment = self.fragments[self.turns.fragment(sync.head.turn)]
         outer = PLAIN if outcome.is_rest else self.outer
         fragment.add(fragment.update(outcome.average, outer).sub_(sync.counted()))
@@ -212,6 +215,7 @@ class Rounds:
         return outcome if ended < most else None
 
     def _put_shared(self) -> None:
+        self._weights.reshard()
         for fragment in self.fragments:
             fragment.put(fragment.shared)
         self._weights.put_buffers(self._buffers)
@@ -224,6 +228,7 @@ class Rounds:
         try:
             yield
         finally:
+            self._weights.reshard()
             for fragment, weights in zip(self.fragments, own, strict=True):
                 fragment.put(weights)
             self._weights.put_buffers(buffers)

@@ -1,4 +1,4 @@
-"""`Site`: the ranks between which the gradients of a step are averaged. They hold the same weights."""
+"""`Site`: the ranks between which the gradients of a step are averaged; `peers_of`: those of one place in all sites."""
 
 from __future__ import annotations
 
@@ -7,55 +7,93 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
-from ...errors import CommError
+from ...errors import CommError, ConfigError
+from ..gradients.fsdp import sharded_modules
 from ..group.backend import CommProcessGroup
 
 ResultT = TypeVar("ResultT")
 
 
 class Site:
-    """A site of one rank, or of the ranks of DistributedDataParallel's group.
+    """A site of one rank, of the ranks of DistributedDataParallel's group, or of those of `fully_shard`'s mesh.
 
-    Each rank of a site sends its shard of a fragment to the ranks of the same number in the other sites, and the site
-    gathers the shards: a value crosses the slow links once, whatever the number of ranks per site.
+    Ranks of a site that hold the same values are replicas: all ranks with DDP, those of a column of the mesh with HSDP.
+    Each replica sends its shard of a fragment to its peers, the ranks of the same place in the other sites, and the
+    replicas gather the shards: a value crosses the slow links once, whatever the number of ranks per site.
+
+    `ranks`: those of the site, by place. `groups`: the dimensions along which it is connected. `replicas`: one of the
+    groups, or None. `device`: that of the tensors that pass these groups.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None) -> None:
-        self.group = group
-        self.rank, self.size = (0, 1) if group is None else (group.rank(), group.size())
+    def __init__(
+        self,
+        ranks: Sequence[int] = (0,),
+        groups: Sequence[dist.ProcessGroup] = (),
+        replicas: dist.ProcessGroup | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.ranks, self.groups, self.replicas = ranks, groups, replicas
+        self.rank, self.size = (0, 1) if replicas is None else (replicas.rank(), replicas.size())
+        self._device = torch.device(device)
+
+    @staticmethod
+    def of(model: nn.Module) -> Site:
+        """That of a model. Parameters that FSDP2 has gathered are sharded again."""
+        if isinstance(model, DistributedDataParallel):
+            group = model.process_group
+            return Site(dist.get_process_group_ranks(group), [group], group, next(model.parameters()).device)
+        sharded = sharded_modules(model)
+        for module in sharded:
+            module.reshard()
+        meshes: Any = (parameter.device_mesh for parameter in model.parameters() if hasattr(parameter, "device_mesh"))
+        mesh = next(meshes, None) if sharded else None
+        if mesh is None:
+            return Site([dist.get_rank()])
+        groups = mesh.get_all_groups()
+        return Site(mesh.mesh.flatten().tolist(), groups, groups[0] if len(groups) > 1 else None, mesh.device_type)
 
     def padded(self, values: int) -> int:
-        """The least number of values from `values` on of which all ranks have the same share."""
+        """The least number of values from `values` on of which all replicas have the same share."""
         return -(-values // self.size) * self.size
 
     def shard(self, values: Tensor) -> Tensor:
-        """This rank's shard of a flat tensor of padded length."""
+        """This replica's shard of a flat tensor of padded length."""
         length = values.numel() // self.size
         return values[self.rank * length : (self.rank + 1) * length]
 
-    def gather(self, shard: Tensor, device: torch.device) -> Tensor:
-        """All shards in one tensor on the CPU; they pass `device`, as the site's gradients do. All ranks call."""
-        if self.group is None or self.size == 1:
+    def gather(self, shard: Tensor) -> Tensor:
+        """The shards of all replicas in one tensor on the CPU. All replicas call."""
+        if self.replicas is None or self.size == 1:
             return shard
-        mine = shard.to(device)
-        gathered = torch.empty(mine.numel() * self.size, dtype=mine.dtype, device=device)
-        dist.all_gather_into_tensor(gathered, mine, group=self.group)
+        mine = shard.to(self._device)
+        gathered = torch.empty(mine.numel() * self.size, dtype=mine.dtype, device=self._device)
+        dist.all_gather_into_tensor(gathered, mine, group=self.replicas)
         return gathered.cpu()
 
-    def total(self, value: float, device: torch.device) -> float:
+    def total(self, value: float) -> float:
         """The sum of the ranks' values. All ranks call."""
-        return self._reduced([value], device, dist.ReduceOp.SUM)[0]
+        return self._reduced([value], dist.ReduceOp.SUM)[0]
 
-    def largest(self, values: Sequence[float], device: torch.device) -> list[float]:
+    def largest(self, values: Sequence[float]) -> list[float]:
         """The largest of the ranks' values, one by one. All ranks call."""
-        return self._reduced(values, device, dist.ReduceOp.MAX)
+        return self._reduced(values, dist.ReduceOp.MAX)
 
-    def agreed(self, call: Callable[[], ResultT], device: torch.device) -> ResultT:
+    def average(self, values: Tensor) -> Tensor:
+        """The average of the ranks' values, on the CPU. All ranks call."""
+        if len(self.ranks) == 1 or not len(values):
+            return values
+        total = values.to(self._device, copy=True)
+        for group in self.groups:
+            dist.all_reduce(total, group=group)
+        return total.cpu() / len(self.ranks)
+
+    def agreed(self, call: Callable[[], ResultT]) -> ResultT:
         """The result of `call`, which exchanges values with other sites. If it raises on a rank of this site, all its
         ranks raise that error: the others would wait for it where the site gathers. All ranks call."""
-        if self.group is None or self.size == 1:
+        if len(self.ranks) == 1:
             return call()
         own: Exception | None = None
         try:
@@ -63,29 +101,58 @@ class Site:
         except Exception as error:
             own = error
         try:
-            has_failed = self.largest([float(own is not None)], device)[0]
+            has_failed = self.largest([float(own is not None)])[0]
         except Exception:
             if own is not None:
                 raise own from None
             raise
         if not has_failed:
             return result
-        told: list[Any] = [None] * self.size
         shown = own if own is None or isinstance(own, CommError) else CommError(f"{type(own).__name__}: {own}")
-        dist.all_gather_object(told, shown, group=self.group)
-        failed = own or next(fault for fault in told if fault is not None)
+        for group in self.groups:
+            told: list[Any] = [None] * group.size()
+            dist.all_gather_object(told, shown, group=group)
+            shown = shown or next((fault for fault in told if fault is not None), None)
+        failed = own or shown
+        assert failed is not None  # noqa: S101  # a rank has failed
         vars(failed)["is_on_site"] = True
         raise failed
 
     def abort(self, error: BaseException) -> None:
-        """Ends the operations of the site's ranks after this error, unless they raise it, too. Only a group of
-        commlayer tells the others; those of other backends wait until their timeout."""
-        if self.size > 1 and isinstance(self.group, CommProcessGroup) and not vars(error).get("is_on_site"):
-            self.group.abort()
+        """Ends the operations of the site's ranks after this error, unless they raise it, too. Only groups of
+        commlayer tell the others; those of other backends wait until their timeout."""
+        for group in self.groups:
+            if group.size() > 1 and isinstance(group, CommProcessGroup) and not vars(error).get("is_on_site"):
+                group.abort()
 
-    def _reduced(self, values: Sequence[float], device: torch.device, op: dist.ReduceOp.RedOpType) -> list[float]:
-        if self.group is None or self.size == 1:
+    def _reduced(self, values: Sequence[float], op: dist.ReduceOp.RedOpType) -> list[float]:
+        if len(self.ranks) == 1:
             return list(values)
-        reduced = torch.tensor(values, dtype=torch.float64, device=device)
-        dist.all_reduce(reduced, op, group=self.group)
+        reduced = torch.tensor(values, dtype=torch.float64, device=self._device)
+        for group in self.groups:
+            dist.all_reduce(reduced, op, group=group)
         return [float(value) for value in reduced.tolist()]
+
+
+def peers_of(site: Site) -> list[int]:
+    """The ranks of WORLD that have this rank's place in their sites, this one included. All ranks of WORLD call.
+
+    Raises ConfigError, with the same text on all, unless each rank is in one site, all sites have equally many ranks,
+    and there are several of them or they have one rank each.
+    """
+    told: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(told, list(site.ranks))
+    sites = sorted({tuple(ranks) for ranks in told})
+    if len({len(ranks) for ranks in sites}) > 1 or sum(map(len, sites)) != len(told):
+        raise ConfigError(
+            f"LocalSteps: the sites have the ranks {', '.join(str(list(ranks)) for ranks in sites)}: all have equally "
+            f"many, and each rank is in one site; these are the ranks of DistributedDataParallel's process_group=, or "
+            f"of fully_shard's mesh=, and a rank alone where the model has neither"
+        )
+    if len(sites) == 1 and len(told) > 1:
+        raise ConfigError(
+            "LocalSteps: all ranks average their gradients in each step, so they are one site, which has nobody to "
+            "exchange weights with; give DistributedDataParallel(process_group=) or fully_shard(mesh=) the ranks of "
+            "one site"
+        )
+    return [ranks[site.ranks.index(dist.get_rank())] for ranks in sites]

@@ -12,8 +12,8 @@ from torch.optim import Optimizer
 
 from ...errors import ConfigError
 from ...scheduler.deferred import is_deferred
-from ..gradients.fsdp import sharded_modules
-from .fragment import digest_of
+from ..gradients.fsdp import averages_replicas, sharded_modules
+from .fragment import digest_of, part_of
 
 _is_dense = torch.ops.aten.is_non_overlapping_and_dense.default
 
@@ -25,12 +25,14 @@ class Weights:
     """Parameters that the optimizer changes, and buffers. All others are watched: a change of them is an error, since
     the sites would no longer have the same model.
 
-    Raises ConfigError for models and optimizers that local steps cannot serve.
+    Parameters of FSDP2 are not gathered here; each rank shares its part of them. Raises ConfigError for models and
+    optimizers that local steps cannot serve.
     """
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, buffers: str | None) -> None:
         self.net = model.module if isinstance(model, DistributedDataParallel) else model
         self._who = f"LocalSteps({type(self.net).__name__})"
+        self._sharded = sharded_modules(model)
         self._check_kind(model, optimizer)
         self._optimizer = optimizer
         owned = {parameter for group in optimizer.param_groups for parameter in group["params"]}
@@ -40,8 +42,12 @@ class Weights:
             name: parameter for name, parameter in named.items() if parameter in owned and parameter.requires_grad
         }
         """The parameters that sites share, by name, in the model's order."""
+        self.parts = {parameter: part_of(parameter) for parameter in self.parameters.values()}
+        """What stands for this rank's part of each, where values do not count: FSDP2 may move them to other memory."""
         for name, parameter in self.parameters.items():
             self._check_parameter(name, parameter)
+            if self._sharded:
+                self._check_sharded(name, parameter)
         floats = {name: buffer for name, buffer in self.net.named_buffers() if buffer.is_floating_point()}
         if buffers is None:
             self._check_buffers()
@@ -57,10 +63,10 @@ class Weights:
         kinds = {base.__name__ for module in model.modules() for base in type(module).__mro__}
         refused = (
             ("FullyShardedDataParallel" in kinds, "FullyShardedDataParallel (FSDP1)"),
-            (bool(sharded_modules(model)), "fully_shard (FSDP2)"),
+            (bool(self._sharded) and self.net is not model, "DistributedDataParallel around fully_shard"),
             (
-                any(type(parameter.data).__name__ == "DTensor" for parameter in model.parameters()),
-                "parameters that are DTensors",
+                not self._sharded and any(hasattr(parameter, "device_mesh") for parameter in model.parameters()),
+                "parameters that are DTensors, without fully_shard",
             ),
             ("DataParallel" in kinds, "DataParallel"),
             ("ScriptModule" in kinds, "TorchScript"),
@@ -68,9 +74,14 @@ class Weights:
         for is_so, kind in refused:
             if is_so:
                 raise ConfigError(
-                    f"{self._who}: {kind}: local steps take plain modules and DistributedDataParallel so far; use one "
-                    f"of these"
+                    f"{self._who}: {kind}: local steps take plain modules, DistributedDataParallel and fully_shard; "
+                    f"use one of these"
                 )
+        if averages_replicas(model):
+            raise ConfigError(
+                f"{self._who}: compress_fsdp(replicate=...) averages its gradients over ranks that its mesh does not "
+                f"have; give fully_shard a mesh of two dimensions, (replicas, shards), with all ranks of the site"
+            )
         is_own = any(hasattr(parameter, "_in_backward_optimizers") for parameter in model.parameters())
         if is_deferred(optimizer) or is_own or type(optimizer).__name__ == "ZeroRedundancyOptimizer":
             raise ConfigError(
@@ -94,8 +105,28 @@ class Weights:
                 f"{self._who}: the parameter {name!r} is {kind}: corrections of the sites are far below its precision, "
                 f"and would be lost; keep weights in float32, with torch.autocast for the computation"
             )
-        if parameter.layout != torch.strided or not _is_dense(parameter):
+        if parameter.layout != torch.strided or not _is_dense(part_of(parameter)):
             raise ConfigError(f"{self._who}: the parameter {name!r} is not dense in memory; call contiguous() on it")
+
+    def _check_sharded(self, name: str, parameter: Any) -> None:
+        """Raises ConfigError unless FSDP2 averages the gradients of a parameter over all ranks of the site."""
+        if not hasattr(parameter, "device_mesh"):
+            raise ConfigError(
+                f"{self._who}: the parameter {name!r} is not sharded, and others are: FSDP2 does not average its "
+                f"gradients within the site; call fully_shard for the whole model, too, without ignored_params"
+            )
+        *others, last = parameter.placements
+        if len(others) > 1 or not all(other.is_replicate() for other in others) or not last.is_shard():
+            raise ConfigError(
+                f"{self._who}: the parameter {name!r} has the placements {parameter.placements}: local steps take "
+                f"those of fully_shard alone, on one mesh dimension (shards) or two (replicas, shards)"
+            )
+        first: Any = next(iter(self.parameters.values()))
+        if parameter.device_mesh != first.device_mesh:
+            raise ConfigError(
+                f"{self._who}: the parameter {name!r} is sharded over another mesh than the first one; call "
+                f"fully_shard with one mesh, whose ranks are the site"
+            )
 
     def _check_buffers(self) -> None:
         for name, module in self.net.named_modules():
@@ -105,11 +136,10 @@ class Weights:
                     f"choose LocalSteps(buffers='average'), or buffers='own' for each rank's own"
                 )
 
-    @property
-    def device(self) -> torch.device:
-        """That of the first parameter."""
-        first: Tensor = next(iter(self.parameters.values()))
-        return first.device
+    def reshard(self) -> None:
+        """The shards are about to change: whatever FSDP2 has gathered of them is dropped."""
+        for module in self._sharded:
+            module.reshard()
 
     def check_unchanged(self, who: str) -> None:
         """Raises ConfigError if something has changed that the sites do not share. `who`: this rank."""
@@ -140,7 +170,7 @@ class Weights:
     def shapes(self) -> dict[str, Any]:
         """What must be alike on all ranks, by name."""
         shared = {**self.parameters, **self.buffers}
-        return {name: [list(tensor.shape), list(tensor.stride()), str(tensor.dtype)] for name, tensor in shared.items()}
+        return {name: _form(tensor) for name, tensor in shared.items()}
 
     def digests(self) -> dict[str, int]:
         """A checksum of every tensor that must be equal on all ranks at the start."""
@@ -150,3 +180,9 @@ class Weights:
     def fixed_digests(self) -> dict[str, int]:
         """A checksum of every tensor that is equal on all ranks at any time."""
         return {name: digest_of(tensor) for name, tensor in self._fixed.items()}
+
+
+def _form(tensor: Any) -> list[Any]:
+    """Shape, strides and dtype; of a sharded parameter those of the whole, and how the ranks of the site share it."""
+    form = [list(tensor.shape), list(tensor.stride()), str(tensor.dtype)]
+    return [*form, str(tensor.placements), list(tensor.device_mesh.shape)] if hasattr(tensor, "placements") else form

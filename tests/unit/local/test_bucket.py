@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 import torch
 from torch import nn
@@ -18,8 +20,13 @@ def made() -> list[torch.Tensor]:
     return [*parameters, nn.Parameter(torch.zeros(4, 3).t())]
 
 
+def whole(parameters: Iterable[torch.Tensor]) -> dict[torch.Tensor, torch.Tensor]:
+    """Parameters of which this rank has all."""
+    return {parameter: parameter for parameter in parameters}
+
+
 def site_of(rank: int, size: int) -> Site:
-    site = Site(None)
+    site = Site()
     site.rank, site.size = rank, size
     return site
 
@@ -34,7 +41,7 @@ def test_shards_have_each_gradient_once(size: int) -> None:
         parameter.grad = part.as_strided(parameter.shape, parameter.stride())
         at += parameter.numel()
     for rank in range(size):
-        one = Bucket(parameters, site_of(rank, size))
+        one = Bucket(whole(parameters), site_of(rank, size))
         one.fill()
         found.append(one._shard.clone())
         for parameter, start in zip(one._sent, one._starts, strict=True):
@@ -47,7 +54,7 @@ def test_shards_have_each_gradient_once(size: int) -> None:
 
 
 def test_small_buckets_are_in_the_shards_of_the_first_ranks() -> None:
-    assert [Bucket([nn.Parameter(torch.zeros(2))], site_of(rank, 4)).has_shard for rank in range(4)] == [
+    assert [Bucket(whole([nn.Parameter(torch.zeros(2))]), site_of(rank, 4)).has_shard for rank in range(4)] == [
         *(True, True),
         *(False, False),
     ]
@@ -55,7 +62,7 @@ def test_small_buckets_are_in_the_shards_of_the_first_ranks() -> None:
 
 def test_absent_gradients_are_zeros_and_stay_absent_where_no_rank_has_one() -> None:
     parameters = made()
-    one = Bucket(parameters, Site(None))
+    one = Bucket(whole(parameters), Site())
     parameters[0].grad = torch.ones(SHAPES[0])
     one.fill()
     assert float(one._memory.sum()) == 12
@@ -73,7 +80,7 @@ def test_absent_gradients_are_zeros_and_stay_absent_where_no_rank_has_one() -> N
 
 def test_a_parameter_is_awaited_as_often_as_it_is_accumulated() -> None:
     first, second, *_ = made()
-    one = Bucket([first, second], Site(None))
+    one = Bucket(whole([first, second]), Site())
     one.awaited = {first: 2, second: 1}
     one.arrived(first)
     one.arrived(second)
@@ -85,7 +92,7 @@ def test_a_parameter_is_awaited_as_often_as_it_is_accumulated() -> None:
 def test_buckets_are_in_the_order_of_the_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
     parameters = made()
     monkeypatch.setattr(bucket, "BYTES", 50)  # 48, 20, 16 and 48 bytes
-    assert [one.parameters for one in buckets_of(parameters, Site(None))] == [parameters[:2], parameters[2:]]
-    assert [one.parameters for one in whole_buckets_of(parameters, Site(None))] == [parameters]
+    assert [one.parameters for one in buckets_of(whole(parameters), Site())] == [parameters[:2], parameters[2:]]
+    assert [one.parameters for one in whole_buckets_of(whole(parameters), Site())] == [parameters]
     large = [nn.Parameter(torch.zeros(100)) for _ in range(bucket.MOST * 4)]
-    assert len(buckets_of(large, Site(None))) == bucket.MOST
+    assert len(buckets_of(whole(large), Site())) == bucket.MOST

@@ -12,10 +12,11 @@ from commlayer.frontend.local.site import Site
 
 
 class OneOf(Site):
-    """A rank of a larger site, without a process group."""
+    """A replica of a larger site, without a process group."""
 
     def __init__(self, rank: int, size: int) -> None:
-        self.group, self.rank, self.size = None, rank, size
+        super().__init__()
+        self.rank, self.size = rank, size
 
 
 SHAPES = st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=3), min_size=1, max_size=6)
@@ -24,7 +25,7 @@ SHAPES = st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=3), min_size
 @given(SHAPES, st.integers(1, 5))
 def test_every_value_is_in_one_fragment_and_long_models_are_cut_evenly(shapes: list[list[int]], count: int) -> None:
     parameters = [nn.Parameter(torch.zeros(shape)) for shape in shapes]
-    fragments = fragments_of(parameters, count, Fine(), Site(None))
+    fragments = fragments_of(parameters, count, Fine(), Site())
     assert sum(fragment.size for fragment in fragments) == sum(fragment.numel() for fragment in parameters)
     for fragment in fragments:
         fragment.add(torch.ones(fragment.size))
@@ -38,7 +39,7 @@ def test_every_value_is_in_one_fragment_and_long_models_are_cut_evenly(shapes: l
 def test_values_of_other_memory_formats_keep_their_places() -> None:
     parameter = nn.Parameter(torch.randn(4, 3, 5, 6).to(memory_format=torch.channels_last))
     before = parameter.detach().clone()
-    (fragment,) = fragments_of([parameter], 1, Fine(), Site(None))
+    (fragment,) = fragments_of([parameter], 1, Fine(), Site())
     fragment.put(fragment.weights())
     assert torch.equal(parameter, before)
 
@@ -46,7 +47,7 @@ def test_values_of_other_memory_formats_keep_their_places() -> None:
 @given(st.integers(1, 5), st.integers(1, 3))
 def test_the_shards_of_a_site_are_the_fragment(size: int, count: int) -> None:
     parameters = [nn.Parameter(torch.randn(shape)) for shape in ((30, 41), (17,), (50, 11))]
-    alone = fragments_of(parameters, count, Fine(), Site(None))
+    alone = fragments_of(parameters, count, Fine(), Site())
     shards = [fragments_of(parameters, count, Fine(), OneOf(rank, size)) for rank in range(size)]
     for at, whole in enumerate(alone):
         together = torch.cat([fragments[at].shared for fragments in shards])
@@ -72,7 +73,7 @@ def test_the_rule_keeps_steps_of_the_delay_and_what_was_not_counted(
 
     start = draw()
     models = [nn.Parameter(start.clone().view(10, 30)) for _ in range(sites)]
-    fragments = [fragments_of([model], 1, Fine(), Site(None))[0] for model in models]
+    fragments = [fragments_of([model], 1, Fine(), Site())[0] for model in models]
     for outer in (Outer(lr, momentum), Outer(1.0, 0.0)):
         for model in models:
             model.detach().add_(draw().view(10, 30))
