@@ -169,7 +169,7 @@ def test_counted_is_what_the_owners_have_added(rank: int, size: int) -> None:
             assert of_sum < of_all / 5
 
 
-WIDE = 3000
+WIDE = 1200
 """Of a `Net` whose parts are long enough for a codec: short all-reduces travel as they are."""
 
 
