@@ -18,7 +18,25 @@ from ..transport.log import log
 from . import swarm
 from .answer import Arrival
 from .held import Held, Pool
-from .message import ANSWER_MAX_BYTES, ASK, DONE, END, GONE, HOLD, LACK, PART, TEXT, Head, Plan, Want, tuned
+from .message import (
+    ANSWER_MAX_BYTES,
+    ASK,
+    DONE,
+    END,
+    GONE,
+    HEARD,
+    HOLD,
+    LACK,
+    PART,
+    PROTOCOL,
+    RELEASE,
+    TEXT,
+    Head,
+    OtherReleaseError,
+    Plan,
+    Want,
+    tuned,
+)
 from .parts import PUBLISHER
 from .peers import BATCH, Peers
 from .service import Service
@@ -37,6 +55,10 @@ AGAIN_S = 0.01
 """Time between two tries to ask, when a connection has just begun."""
 
 RECONNECT_MOST_MS = 2000
+
+HEARD_S = 8.0
+"""Longest time until the publisher says that it has heard a question. Those of releases before HEARD never do. It is
+above SILENT_MS, after which a connection to a process without life has ended."""
 
 END_S = 5.0
 """Longest wait for the thread's end."""
@@ -92,6 +114,8 @@ class Intake:
         self._question: Question | None = None
         self._is_asked = False
         """Whether the question has left on this connection."""
+        self._unheard_s: float | None = None
+        """When it left (`_awake_s`), until the publisher says that it has heard it."""
         self._asked = 0
         self._breaks = 0
         """Connections that ended within a version, since the last complete one."""
@@ -200,6 +224,9 @@ class Intake:
             self._look()
             limits_s = [] if self._ask() else [AGAIN_S]
             self._hear()
+            if self._unheard_s is not None:
+                limits_s.append(LOOK_S)
+                self._check_heard()
             self._hear_peers()
             if self._arrival is not None:
                 limits_s.append(LOOK_S)
@@ -258,7 +285,22 @@ class Intake:
             return False
         self._asked += 1
         self._is_asked = True
+        self._unheard_s = self._awake_s
         return True
+
+    def _check_heard(self) -> None:
+        """The publisher is there, but does not say that it has heard the question."""
+        if self._unheard_s is None or not self.link.is_up or self._awake_s - self._unheard_s < HEARD_S:
+            return
+        self._unheard_s = None
+        self._fail(
+            MismatchError(
+                f"the publisher at {self._address} is connected, and has not said within {HEARD_S:g} s that it has "
+                f"heard the question of this reader, commlayer {RELEASE} (messages of version {PROTOCOL}): it is "
+                f"of an earlier release (version {PROTOCOL - 1} or below), or its process hangs. Install one release "
+                f"of commlayer at the publisher and at its readers; the next call asks again"
+            )
+        )
 
     def _say(self, frames: list[Any]) -> bool:
         """Whether there was room for a message to the publisher."""
@@ -295,10 +337,11 @@ class Intake:
                 self._take(*[frame.buffer for frame in frames])
             except MismatchError as error:
                 self._fail(error)
+            except OtherReleaseError as error:
+                self._fail(MismatchError(f"the publisher at {self._address} has another release: {error}"))
             except ValueError as error:
                 damage = CommError(
-                    f"{self._address} sent a message that is damaged, or of another release: {error}; use one release "
-                    f"of commlayer"
+                    f"{self._address} sent a message that is damaged: {error}; look at its log, and at the network"
                 )
                 damage.__cause__ = error
                 self._fail(damage)
@@ -315,8 +358,10 @@ class Intake:
                 arrival.add_text(bytes(text), piece, now_s)
         else:
             head = Head.read(bytes(text))
+            self._unheard_s = None
             if kind == END:
                 self._tell(None)
+            if kind in (END, HEARD):
                 return
             if head.request != self._asked or self._question is None:
                 return

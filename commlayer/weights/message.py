@@ -3,13 +3,17 @@
 A reader asks, and says what it holds; the publisher answers once it has another version: with the difference, or with
 the whole state. So at most one answer is on its way to a reader, and a slow one gets a later version, no queue. An
 answer comes in parts (`answer.py`), of which other readers may send some (`parts.py`, `swarm.py`).
-Messages come from programs with the same secret, which may be of another release, or broken: they are checked.
+Messages come from programs with the same secret, which may be of another release, or broken: they are checked. The
+publisher says HEARD to each question at once, so that both sides learn of another release in seconds. What all releases
+share: a message has three frames (a question two), the second is a JSON object with `protocol` and, from protocol 4 on,
+`release`, and a message of another protocol is an error at its receiver.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
+import importlib.metadata
 import ipaddress
 import json
 from typing import Any, TypeVar
@@ -20,16 +24,20 @@ from ..telemetry import curve
 from ..transport.secret import read_secret
 from .parts import PUBLISHER
 
-PROTOCOL = 3
+PROTOCOL = 4
+"""Of the messages; a release that changes them raises it."""
+
+RELEASE = importlib.metadata.version("commlayer")
+
 ASK, LACK, DONE, HOLD = b"ask", b"lack", b"done", b"hold"
 """Kinds of messages, the first frame of each. Of a reader to the publisher: a `Head`, its question; a `Want`, a seat
 whose source has failed; a `Head`: all parts of a shared answer have come; a `Head`: it holds a version, and can give
 it."""
 
-WHOLE, DIFFERENCE, TEXT, PART, END = b"whole", b"difference", b"text", b"part", b"end"
-"""Of the publisher. WHOLE and DIFFERENCE have a `Head` and a `Plan`. The text of the layout follows in TEXT, if the
-reader lacks it, and the tags of the parts, if readers give them; then come parts of the content. The second frame of
-both is their place, the third the bytes."""
+HEARD, WHOLE, DIFFERENCE, TEXT, PART, END = b"heard", b"whole", b"difference", b"text", b"part", b"end"
+"""Of the publisher. HEARD has a `Head`: it knows the question. WHOLE and DIFFERENCE have a `Head` and a `Plan`. The
+text of the layout follows in TEXT, if the reader lacks it, and the tags of the parts, if readers give them; then come
+parts of the content. The second frame of both is their place, the third the bytes."""
 
 WANT, GONE = b"want", b"gone"
 """Of a reader to another one, which answers with PART, or that it has the content no more; both with a `Want`."""
@@ -49,6 +57,10 @@ SILENT_MS = 4000
 
 LEAST_CLASS = 8 << 2
 """The IP header's class of service: CS1 (RFC 3662), below all other traffic in switches that know it."""
+
+
+class OtherReleaseError(ValueError):
+    """A message of another protocol. Its text says which."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +85,8 @@ class Head:
     address: str = ""
     """In questions: where the reader serves others; empty: nowhere."""
     protocol: int = PROTOCOL
+    release: str = RELEASE
+    """Of commlayer."""
 
     def text(self) -> bytes:
         """The message as JSON."""
@@ -80,7 +94,7 @@ class Head:
 
     @classmethod
     def read(cls, text: bytes) -> Head:
-        """Raises ValueError for anything that is no head of this release."""
+        """Raises ValueError for anything that is no head, and OtherReleaseError for one of another protocol."""
         return _read(cls, text)
 
 
@@ -151,7 +165,11 @@ def _read(cls: type[_Message], text: bytes) -> _Message:
     except RecursionError as error:
         raise ValueError("JSON that is nested too deeply") from error
     if isinstance(found, dict) and found.get("protocol", PROTOCOL) != PROTOCOL:
-        raise ValueError(f"protocol {found['protocol']!r:.40}, here {PROTOCOL}: use one release of commlayer")
+        raise OtherReleaseError(
+            f"it has commlayer {found.get('release', 'of an earlier release')!s:.40} (messages of version "
+            f"{found['protocol']!s:.40}), this process commlayer {RELEASE} (version {PROTOCOL}): install one release "
+            f"of commlayer at the publisher and at its readers"
+        )
     fields = {field.name: _KINDS[str(field.type)] for field in dataclasses.fields(cls)}
     if not isinstance(found, dict) or found.keys() != fields.keys():
         raise ValueError("not a message of this release of commlayer")

@@ -20,7 +20,7 @@ from .answer import Departure
 from .coder import Coder, Step
 from .held import Held, Pool
 from .layout import Layout
-from .message import DIFFERENCE, END, WHOLE, Head, Plan, Want
+from .message import DIFFERENCE, END, HEARD, WHOLE, Head, OtherReleaseError, Plan, Want
 from .outlet import Outlet
 from .parts import PART_MOST_BYTES, PUBLISHER, part_bytes_for
 from .swarm import Reader
@@ -228,18 +228,25 @@ class Server:
         return not self._readers or not self.outlet.count or time.monotonic() >= self._end_s
 
     def _hear(self) -> None:
-        """A message of a reader. One of another release, or a broken one, gets no answer, and a line in the log."""
+        """A message of a reader. A broken one gets no answer, and a line in the log; one of another release learns that
+        it is."""
         try:
             heard = self.outlet.hear()
             self._look({})  # after the message came: before it, libzmq told of the descriptor's former connection
             if heard is None or not self.outlet.has(heard[1]):
                 return
             reader, descriptor, kind, text = heard
+            if kind == message.ASK:
+                with contextlib.suppress(ConnectionError):
+                    self.outlet.say(reader, [HEARD, Head(0).text(), b""])
             if kind == message.LACK:
                 self._help(reader, Want.read(text))
                 return
             head = Head.read(text)
             address = swarm.address_of(head.address) if head.address else ""
+        except OtherReleaseError as error:
+            log.warning("commlayer.publish: a reader has another release: %s", error)
+            return
         except ValueError as error:
             log.warning("commlayer.publish: a message that is no question: %s", error)
             return
