@@ -29,15 +29,16 @@ PROTOCOL = 4
 
 RELEASE = importlib.metadata.version("commlayer")
 
-ASK, LACK, DONE, HOLD = b"ask", b"lack", b"done", b"hold"
+ASK, LACK, TOOK, DONE, HOLD = b"ask", b"lack", b"took", b"done", b"hold"
 """Kinds of messages, the first frame of each. Of a reader to the publisher: a `Head`, its question; a `Want`, a seat
-whose source has failed; a `Head`: all parts of a shared answer have come; a `Head`: it holds a version, and can give
-it."""
+whose source has failed; a `Want`: so many parts of its own seat have passed through it; a `Head`: all parts of a shared
+answer have come; a `Head`: it holds a version, and can give it."""
 
-HEARD, WHOLE, DIFFERENCE, TEXT, PART, END = b"heard", b"whole", b"difference", b"text", b"part", b"end"
+HEARD, WHOLE, DIFFERENCE, TEXT, PART, LAST, END = b"heard", b"whole", b"difference", b"text", b"part", b"last", b"end"
 """Of the publisher. HEARD has a `Head`: it knows the question. WHOLE and DIFFERENCE have a `Head` and a `Plan`. The
-text of the layout follows in TEXT, if the reader lacks it, and the tags of the parts, if readers give them; then come
-parts of the content. The second frame of both is their place, the third the bytes."""
+text of the layout follows in TEXT, if the reader lacks it, and the tags of the parts of a whole state, if readers give
+them; then come parts of the content, and at some time LAST: how many parts each seat has. The second frame of these
+three is their place, the third the bytes."""
 
 WANT, GONE = b"want", b"gone"
 """Of a reader to another one, which answers with PART, or that it has the content no more; both with a `Want`."""
@@ -47,7 +48,7 @@ ASK_MAX_BYTES = 64 << 10
 ANSWER_MAX_BYTES = 1 << 20
 """Longest frame that a reader accepts; libzmq applies it before it knows who sends."""
 
-WINDOW = 8
+WINDOW = 4
 """Messages in the queue of a connection on which parts leave."""
 VERSIONS = 1 << 63
 
@@ -80,8 +81,8 @@ class Head:
     """The version to which this is a difference."""
     layout_bytes: int = 0
     """The length of the layout's text in an answer; 0: the reader has it."""
-    code_bytes: int = 0
-    """The length of the content in an answer."""
+    tags_bytes: int = 0
+    """The length of the tags in an answer."""
     address: str = ""
     """In questions: where the reader serves others; empty: nowhere."""
     protocol: int = PROTOCOL
@@ -104,9 +105,11 @@ class Plan:
 
     name: str
     """Of the content, the same for all its readers; empty: too short to be shared."""
-    part_bytes: int
     sources: list[str]
     """Of each seat: the address of a reader, or PUBLISHER."""
+    deal: int = 0
+    """Names a `Deal`: the publisher gives each part to the first seat that has room. 0: part `n` belongs to seat `n`
+    modulo the number of seats."""
 
     def text(self) -> bytes:
         """The message as JSON."""
@@ -116,8 +119,8 @@ class Plan:
     def read(cls, text: bytes) -> Plan:
         """Raises ValueError for anything that is no plan."""
         found = _read(cls, text)
-        if not found.sources or not 0 < found.part_bytes < ANSWER_MAX_BYTES:
-            raise ValueError(f"parts of {found.part_bytes} bytes from {len(found.sources)} sources")
+        if not found.sources:
+            raise ValueError("a plan without sources")
         return found
 
     @property
@@ -134,9 +137,10 @@ class Want:
     """The number of the reader's question to the publisher."""
     name: str
     """Of the content."""
-    part_bytes: int
     seat: int
     seats: int
+    deal: int
+    """That of the reader's plan."""
     at: int
     """How many parts of the seat the reader has."""
     why: str = ""
@@ -150,7 +154,7 @@ class Want:
     def read(cls, text: bytes) -> Want:
         """Raises ValueError for anything that is no such message."""
         found = _read(cls, text)
-        if not 0 <= found.seat < found.seats or found.at < 0 or not 0 < found.part_bytes < ANSWER_MAX_BYTES:
+        if not 0 <= found.seat < found.seats or found.at < 0:
             raise ValueError(f"seat {found.seat} of {found.seats}")
         return found
 
