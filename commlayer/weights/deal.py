@@ -14,6 +14,11 @@ WINDOW_SHARE, WINDOW_LEAST = 4, 2
 self-scheduling: Polychronopoulos and Kuck, 1987)."""
 
 
+BESIDE_MOST = 4
+"""Most parts of all seats on their way beside a training: others would wait in front of the training's packets. With
+these the link of the publisher is full while its readers pass parts on."""
+
+
 class Deal:
     """Belongs to the thread that serves."""
 
@@ -28,6 +33,8 @@ class Deal:
         self._trusted = set(range(seats))
         """Those of them that have failed nobody, or, if there are none, all."""
         self._next = 0
+        self.is_beside = False
+        """Whether training uses the link, too."""
 
     @property
     def is_ended(self) -> bool:
@@ -40,6 +47,8 @@ class Deal:
         return self._next if is_here and len(self.given[seat]) - self._passed[seat] < self._window() else None
 
     def _window(self) -> int:
+        if self.is_beside and sum(map(len, self.given)) - sum(self._passed) >= BESIDE_MOST:
+            return 0
         if not self._content.is_ended:
             return 2 * WINDOW_LEAST  # what is left is not known
         return max(WINDOW_LEAST, (self._content.parts - self._next) // (WINDOW_SHARE * len(self.given)))

@@ -56,8 +56,9 @@ HEARTBEAT_MS = 1000
 SILENT_MS = 4000
 """A connection without a heartbeat for so long has ended."""
 
-LEAST_CLASS = 8 << 2
-"""The IP header's class of service: CS1 (RFC 3662), below all other traffic in switches that know it."""
+LEAST_CLASS = 1 << 2
+"""The IP header's class of service: LE (RFC 8622), below all other traffic in switches that know it, and like unmarked
+packets in others."""
 
 
 class OtherReleaseError(ValueError):

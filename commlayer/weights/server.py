@@ -17,6 +17,7 @@ from ..telemetry import curve
 from ..transport.log import log
 from . import message, swarm
 from .answer import Departure
+from .beside import Beside
 from .coder import Coder, Step
 from .content import Code
 from .deal import Deal
@@ -78,6 +79,7 @@ class Server:
         """Deals so far."""
         self._base: Held | None = None
         """The version before the latest, while the difference between them is coded."""
+        self._beside = Beside()
         self._end_s: float | None = None
         """The time until which readers are told of the end; None: there is no end yet."""
         self._is_closing = False
@@ -172,7 +174,8 @@ class Server:
                     for reader in list(self._waiting):
                         self._answer(reader)
                 self._part()
-                push_s = PUSH_LEAST_S if self._push() else min(2 * push_s, PUSH_MOST_S)
+                self._yield()
+                push_s = PUSH_LEAST_S if self._push() or self._beside.is_sending else min(2 * push_s, PUSH_MOST_S)
             if self.error is None:
                 self._farewell()
         finally:
@@ -209,9 +212,21 @@ class Server:
         if held not in used:
             self._pool.give(held.memory)
 
+    def _yield(self) -> None:
+        """Looks whether the training in this process uses the link."""
+        if self._departures:
+            self._beside.look(time.monotonic())
+        for departure in self._departures.values():
+            if departure.deal is not None:
+                departure.deal.is_beside = self._beside.is_there
+
     def _push(self) -> bool:
-        """Sends parts of answers for which there is room. Whether any."""
+        """Sends parts of answers for which there is room, but little while training sends. Whether any."""
+        if not self._beside.may_publish:
+            return False
+        before = self.outlet.sent_bytes
         is_any, ended = self.outlet.push(self._departures)
+        self._beside.publish(self.outlet.sent_bytes - before)
         for reader in ended:
             self._forget(reader)
         for reader, departure in list(self._departures.items()):

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commlayer.weights.content import Code, Whole
-from commlayer.weights.deal import WINDOW_LEAST, WINDOW_SHARE, Deal
+from commlayer.weights.deal import BESIDE_MOST, WINDOW_LEAST, WINDOW_SHARE, Deal
 
 
 @given(data=st.data(), size=st.integers(0, 6 << 20), seats=st.integers(1, 6))
@@ -63,3 +63,14 @@ def test_seats_that_have_all_failed_are_used(seats: int) -> None:
     for seat in range(seats):
         deal.distrust(seat)
     assert deal.next(0) == 0
+
+
+def test_few_parts_are_on_their_way_beside_a_training() -> None:
+    deal = Deal(Whole(torch.empty(8 << 20, dtype=torch.uint8)), 8)
+    deal.is_beside = True
+    for seat in range(8):
+        if deal.next(seat) is not None:
+            deal.give(seat)
+    assert sum(map(len, deal.given)) == BESIDE_MOST
+    deal.passed(0, 1)
+    assert deal.next(7) is not None
