@@ -14,9 +14,9 @@ Speed: one thread compares two states and codes the drawn changes, of which 11 %
 turns with memcpy of one state. Rates are CPU times of the thread: of all bytes read, so of two states and of one.
 
 Links: a publisher and its readers are hosts in namespaces of their own, whose links have one rate in both directions.
-Two times, over the time that one link needs for the bytes of the content: of the links alone, from the end of coding
-until the last reader has all parts; and from `commit` until the last one has decoded and checked them. `serves=True`
-and `serves=False` take turns. Then the mean step of a DDP job of two hosts, of which the first publishes, beside that
+Three times from `commit` on, over the time that one link needs for the bytes of the content: until a difference is
+coded; until the last reader has all parts; and until the last one has checked the version. `serves=True` and
+`serves=False` take turns. Then the mean step of a DDP job of two hosts, of which the first publishes, beside that
 of the job alone. All hosts share this machine's cores.
 """
 
@@ -206,18 +206,19 @@ def links_table(readers: int, mbit: float, values: int, rounds: int) -> str:
             size, is_whole = came[0].size, came[0].is_whole
             sizes[is_whole] = size / 1e6
             link_s = 8 * size / (mbit * 1e6)
-            took_s = {
-                "links": max(each.arrived_s for each in came) - coded_s,
-                "all": max(each.at_s for each in came) - begin_s,
+            ends_s = {
+                "coded": coded_s,
+                "come": max(each.arrived_s for each in came),
+                "checked": max(each.at_s for each in came),
             }
-            for what, taken_s in took_s.items():
-                times.setdefault((what, is_whole, serves), []).append(taken_s / link_s)
+            for what, end_s in ends_s.items():
+                times.setdefault((what, is_whole, serves), []).append((end_s - begin_s) / link_s)
         sent[serves].append(sent_bytes / sum(found[0][version].size for version in committed))
     rows = [
         f"| {content}, {sizes[is_whole]:.1f} MB: {text} | {spread(times[what, is_whole, True], '.2f')} | "
         f"{spread(times[what, is_whole, False], '.2f')} |"
         for content, is_whole in (("whole state", True), ("difference", False))
-        for text, what in (("on the links", "links"), ("from `commit` until it is checked", "all"))
+        for text, what in (("coded", "coded"), ("all parts have come", "come"), ("checked", "checked"))
     ]
     return "\n".join(
         [

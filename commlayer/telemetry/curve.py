@@ -12,6 +12,7 @@ import importlib
 import ipaddress
 import os
 import socket
+from collections.abc import Callable
 from typing import Any
 
 from ..errors import ConfigError
@@ -90,11 +91,14 @@ class Door:
     """The port of a server, with room for a number of connections. It ends those that come when there is no room, so
     that silent ones of strangers cannot use up the descriptors of this process."""
 
-    def __init__(self, router: Any, endpoint: str, room: int) -> None:
-        """Port 0 of the endpoint: any that is free. Raises zmq.ZMQError if the port is taken."""
+    def __init__(
+        self, router: Any, endpoint: str, room: int, tune: Callable[[socket.socket], None] = lambda _: None
+    ) -> None:
+        """Port 0 of the endpoint: any that is free. `tune`: called with each connection that is let in. Raises
+        zmq.ZMQError if the port is taken."""
         zmq = load()
         self.router = router
-        self._room = room
+        self._room, self._tune = room, tune
         self._inside: set[int] = set()
         """Descriptors of libzmq."""
         self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
@@ -120,6 +124,7 @@ class Door:
                 ended.append(found["value"])
             elif len(self._inside) < self._room:
                 self._inside.add(found["value"])
+                self._change(found["value"], self._tune)
             else:
                 self._refuse(found["value"])
         return ended
@@ -134,12 +139,15 @@ class Door:
         return len(self._inside)
 
     def _refuse(self, descriptor: int) -> None:
-        """Ends a connection, unless libzmq has closed it: then another thread may have the descriptor by now."""
+        self._change(descriptor, lambda same: same.shutdown(socket.SHUT_RDWR))
+
+    def _change(self, descriptor: int, change: Callable[[socket.socket], None]) -> None:
+        """Changes a connection, unless libzmq has closed it: then another thread may have the descriptor by now."""
         with contextlib.suppress(OSError):
             same = socket.socket(fileno=os.dup2(descriptor, self._spare, inheritable=False))
             try:
                 if same.family in (socket.AF_INET, socket.AF_INET6) and same.getsockname()[1] == self.port:
-                    same.shutdown(socket.SHUT_RDWR)
+                    change(same)
             finally:
                 same.detach()
 

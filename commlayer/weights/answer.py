@@ -1,7 +1,8 @@
 """An answer on its way, in parts: `Departure` at the publisher, `Arrival` at a reader.
 
 The parts are short, so that heartbeats pass between them and a connection with a slow link is no silent one. Few are in
-the queue of a connection at a time, so a reader that joins costs the publisher little memory.
+the queue of a connection at a time, so a reader that joins costs the publisher little memory. A difference leaves while
+it is coded, and is decoded while it comes.
 """
 
 from __future__ import annotations
@@ -9,77 +10,139 @@ from __future__ import annotations
 import struct
 from collections import deque
 from collections.abc import Iterator
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import Any, NamedTuple
 
 from . import content
+from .content import TAG_BYTES, Code, Content, Whole
+from .deal import Deal
 from .held import Held, Pool
 from .layout import Layout
-from .message import DIFFERENCE, PART, TEXT, WHOLE, Head, Plan
-from .parts import PART_MOST_BYTES, PUBLISHER, Book, Cut
-
-_PLACE = struct.Struct("<QQ")
-"""The place of a part: the number of the question, and its own number in the text or in the content."""
+from .message import DIFFERENCE, LAST, PART, TEXT, WHOLE, Head, Plan
+from .parts import PART_MOST_BYTES, PUBLISHER, Book
 
 
-def part(request: int, number: int, cut: Cut, block: memoryview) -> list[Any]:
+class Place(NamedTuple):
+    """Where a part belongs: the second frame of a message."""
+
+    request: int
+    """The number of the question."""
+    seat: int = 0
+    at: int = 0
+    """Its number in the seat, or in the text."""
+    number: int = 0
+    """Its number in the content."""
+
+    def pack(self) -> bytes:
+        """As bytes."""
+        return _PLACE.pack(*self)
+
+    @classmethod
+    def read(cls, frame: Any) -> Place:
+        """Raises ValueError for a frame that is none."""
+        if len(frame) != _PLACE.size:
+            raise ValueError("a part without its place")
+        return cls(*_PLACE.unpack(frame))
+
+
+_PLACE = struct.Struct("<QQQQ")
+
+
+def part(place: Place, source: Content) -> list[Any]:
     """The message with one part of a content."""
-    return [PART, _PLACE.pack(request, number), block[cut.span(number)]]
+    return [PART, place.pack(), source.part(place.number)]
 
 
 class Departure:
     """An answer that leaves: its head, then the text, and the parts of the content that the publisher gives."""
 
-    def __init__(self, kind: bytes, head: Head, plan: Plan, text: bytes, block: Any, held: Held | None) -> None:
-        self.head, self.plan = head, plan
+    def __init__(
+        self, kind: bytes, head: Head, plan: Plan, text: bytes, source: Content, held: Held | None, deal: Deal | None
+    ) -> None:
+        """`source`: the content, which may still grow. `deal`: of a plan with one; the reader's own seat is that of the
+        publisher."""
+        self.head, self.plan, self.deal = head, plan, deal
         self.held = held
         """The version whose memory it sends; None for a difference."""
         self.blamed: set[int] = set()
         """The seats whose readers have failed."""
-        self._cut, self._block = Cut(head.code_bytes, plan.part_bytes), memoryview(block)
-        self._queue: deque[Iterator[list[Any]]] = deque([self._opening(kind, text)])
-        for seat, source in enumerate(plan.sources):
-            if source == PUBLISHER:
-                self._queue.append(self._seat(seat, 0))
-        self.message: list[Any] | None = None
-        """What leaves next; None: all of it has left."""
-        self.advance()
+        self._source = source
+        self._opening: Iterator[list[Any]] = self._opened(kind, text)
+        self._opened_with: list[Any] | None = next(self._opening)
+        self.own = plan.sources.index(PUBLISHER) if deal is not None else -1
+        """The seat whose parts come from the deal."""
+        self._runs: deque[list[int]] = deque()
+        """Seats that the publisher gives, and how many of their parts have left."""
+        if deal is None:
+            self._runs.extend([seat, 0] for seat, giver in enumerate(plan.sources) if giver == PUBLISHER)
+        self._is_told = False
+        """Whether LAST has left."""
 
     @property
     def lasts(self) -> bool:
         """Whether it must stay after all has left: parts that other readers lack may be asked of it."""
-        return self.plan.is_shared
+        return self.plan.is_shared or not self._is_told
+
+    @property
+    def message(self) -> list[Any] | None:
+        """What leaves next; None: nothing now."""
+        if self._opened_with is not None:
+            return self._opened_with
+        for seat, at in self._runs:
+            number = self._number(seat, at)
+            if number is not None:
+                return part(Place(self.head.request, seat, at, number), self._source)
+        if self.deal is not None:
+            number = self.deal.next(self.own)
+            if number is not None:
+                at = len(self.deal.given[self.own])
+                return part(Place(self.head.request, self.own, at, number), self._source)
+        if not self._is_told and (self._source.is_ended if self.deal is None else self.deal.is_ended):
+            counts = self._counts()
+            return [LAST, Place(self.head.request).pack(), struct.pack(f"<{len(counts)}Q", *counts)]
+        return None
 
     def advance(self) -> None:
-        """Takes the next message."""
-        self.message = None
-        while self._queue and self.message is None:
-            self.message = next(self._queue[0], None)
-            if self.message is None:
-                self._queue.popleft()
+        """The message has left."""
+        if self._opened_with is not None:
+            self._opened_with = next(self._opening, None)
+            return
+        for run in self._runs:
+            if self._number(*run) is not None:
+                run[1] += 1
+                return
+        if self.deal is not None and self.deal.next(self.own) is not None:
+            self.deal.give(self.own)
+        else:
+            self._is_told = True
 
     def give(self, seat: int, at: int) -> None:
         """Sends a seat's parts from its part number `at` on, too."""
-        self._queue.append(self._seat(seat, at))
-        if self.message is None:
-            self.advance()
+        self._runs.append([seat, at])
 
-    def _opening(self, kind: bytes, text: bytes) -> Iterator[list[Any]]:
-        yield [kind, self.head.text(), self.plan.text()]
-        whole, cut = memoryview(text), Cut(len(text), PART_MOST_BYTES)
-        for number in range(cut.parts):
-            yield [TEXT, _PLACE.pack(self.head.request, number), whole[cut.span(number)]]
+    def _number(self, seat: int, at: int) -> int | None:
+        """The part that is number `at` of a seat; None: it is not here yet, or there is none."""
+        if self.deal is not None:
+            given = self.deal.given[seat]
+            return given[at] if at < len(given) else None
+        number = seat + at * len(self.plan.sources)
+        return number if number < self._source.parts else None
 
-    def _seat(self, seat: int, at: int) -> Iterator[list[Any]]:
+    def _counts(self) -> list[int]:
+        """How many parts each seat has."""
+        if self.deal is not None:
+            return [len(given) for given in self.deal.given]
         seats = len(self.plan.sources)
-        for number in range(seat + at * seats, self._cut.parts, seats):
-            yield part(self.head.request, number, self._cut, self._block)
+        return [len(range(seat, self._source.parts, seats)) for seat in range(seats)]
+
+    def _opened(self, kind: bytes, text: bytes) -> Iterator[list[Any]]:
+        yield [kind, self.head.text(), self.plan.text()]
+        whole = memoryview(text)
+        for at, first in enumerate(range(0, len(text), PART_MOST_BYTES)):
+            yield [TEXT, Place(self.head.request, at=at).pack(), whole[first : first + PART_MOST_BYTES]]
 
 
 class Arrival:
-    """An answer that comes. Its content lies in memory of its own, which is none of a version before the digest says
+    """An answer that comes. Its state lies in memory of its own, which is none of a version before the digest says
     so."""
 
     def __init__(self, kind: bytes, head: Head, plan: Plan, held: Held | None, pool: Pool | None, now_s: float) -> None:
@@ -87,6 +150,8 @@ class Arrival:
         for a head that is none of this kind."""
         if kind not in (WHOLE, DIFFERENCE):
             raise ValueError(f"a message of kind {kind!r:.40}")
+        if plan.deal and PUBLISHER not in plan.sources:
+            raise ValueError("a deal without a seat")
         self.head, self.plan = head, plan
         self.is_whole = kind == WHOLE
         self.layout: Layout | None = None
@@ -94,65 +159,84 @@ class Arrival:
         """Blocks for versions of this layout."""
         self.book: Book | None = None
         """The parts of the content, once the text has come."""
-        self.block: Tensor | None = None
-        """The state, or the code of the difference."""
+        self.content: Content | None = None
+        """What has come, for other readers."""
+        self.received_bytes = 0
         self._held = held
         self._ready_pool = pool
-        self._text, self._text_parts = bytearray(), 0
+        self._text, self._texts = bytearray(), 0
         self._tags = b""
+        self._is_damaged = False
         if held is None or held.layout.fingerprint != head.layout or head.layout_bytes:
             if not self.is_whole:
                 raise ValueError(f"a difference to version {head.base}, of another layout")
             if head.layout_bytes <= 0:
                 raise ValueError("a state without its layout")
-        elif not 0 <= head.code_bytes <= held.layout.bytes:
-            raise ValueError(f"{head.code_bytes} bytes of a state of {held.layout.bytes}")
-        self._cut = Cut(max(head.code_bytes, 0), plan.part_bytes)
-        self._tags_bytes = self._cut.parts * content.TAG_BYTES if plan.is_shared else 0
-        if not head.layout_bytes + self._tags_bytes:
+        if head.tags_bytes < 0:
+            raise ValueError(f"{head.tags_bytes} bytes of tags")
+        if not head.layout_bytes + head.tags_bytes:
             self._begin(now_s)
+
+    @property
+    def own(self) -> int | None:
+        """The seat whose parts this reader passes on as the publisher deals them; None: there is none."""
+        return self.plan.sources.index(PUBLISHER) if self.plan.deal else None
 
     @property
     def is_complete(self) -> bool:
         """Whether all of it has come."""
         return self.book is not None and self.book.is_complete
 
-    def is_own(self, place: bytes) -> bool:
-        """Whether a part belongs to this answer, not to an earlier one. Raises ValueError for a place that is none."""
-        if len(place) != _PLACE.size:
-            raise ValueError("a part without its place")
-        return bool(_PLACE.unpack(place)[0] == self.head.request)
+    def is_own(self, place: Place) -> bool:
+        """Whether a part belongs to this answer, not to an earlier one."""
+        return place.request == self.head.request
 
-    def add_text(self, place: bytes, piece: memoryview, now_s: float) -> None:
+    def add_text(self, place: Place, piece: memoryview, now_s: float) -> None:
         """Takes a piece of the text. Raises ValueError for one that does not come next, and MismatchError if it
         completes a layout with other tensors than those of the version that is held."""
-        number = _PLACE.unpack(place)[1]
-        size = self.head.layout_bytes + self._tags_bytes
-        if number != self._text_parts or not piece or len(piece) > size - len(self._text):
-            raise ValueError(f"piece {number} of the text, not piece {self._text_parts}")
-        self._text_parts += 1
+        size = self.head.layout_bytes + self.head.tags_bytes
+        if place.at != self._texts or not piece or len(piece) > size - len(self._text):
+            raise ValueError(f"piece {place.at} of the text, not piece {self._texts}")
+        self._texts += 1
         self._text += piece
+        self.received_bytes += len(piece)
         if len(self._text) == size:
             self._begin(now_s)
 
-    def add(self, place: bytes, piece: memoryview, source: str, now_s: float) -> None:
+    def add(self, place: Place, piece: memoryview, source: str, now_s: float) -> None:
         """Takes a part. One that has come is left out. Raises ValueError for a part that its source must not send now,
         and for one whose tag is wrong."""
-        number = _PLACE.unpack(place)[1]
-        if self.book is None or self.block is None:
+        number = place.number
+        if self.book is None or self.layout is None or self.content is None:
             raise ValueError(f"part {number} before the text")
-        if not self.book.is_next(number, source):
+        if not self.book.is_next(place.seat, place.at, number, source):
             return
-        span = self._cut.span(number)
-        content.copy(self.block[span], piece)
-        if self._tags:
-            tag = self._tags[number * content.TAG_BYTES : (number + 1) * content.TAG_BYTES]
-            if content.tags(self.block[span], self._cut.part_bytes) != tag:
+        if isinstance(self.content, Whole):
+            target = self._memory.memory[self.content.span(number)]
+            content.copy(target, piece)
+            expected = self._tags[number * TAG_BYTES : (number + 1) * TAG_BYTES]
+            if expected and content.tag(target, self.plan.name, number) != expected:
                 raise ValueError(f"part {number} has other bytes")
-        self.book.add(number, now_s)
+        else:
+            if not content.is_intact(piece, self.head.digest, number):
+                raise ValueError(f"part {number} has other bytes")
+            if self.plan.is_shared:
+                self.content.add(number, bytes(piece))
+            base = None if self._held is None else self._held.memory
+            self._is_damaged |= not content.apply(self.layout, self._memory.memory, piece, base)
+        self.received_bytes += len(piece)
+        self.book.add(place.seat, number, now_s)
+
+    def end(self, piece: memoryview, now_s: float) -> None:
+        """Learns how many parts there are. Raises ValueError if others have come."""
+        if self.book is None or len(piece) % 8:
+            raise ValueError("the number of parts before the text")
+        self.book.end([count for (count,) in struct.iter_unpack("<Q", piece)], now_s)
+        if isinstance(self.content, Whole) and self.book.parts != self.content.parts:
+            raise ValueError(f"{self.book.parts} parts of a state of {self.content.parts}")
 
     def _begin(self, now_s: float) -> None:
-        """Reads the text, and makes room for the content."""
+        """Reads the text, and makes room for the state."""
         text, self._tags = bytes(self._text[: self.head.layout_bytes]), bytes(self._text[self.head.layout_bytes :])
         if text:
             layout = Layout.read(text)
@@ -166,22 +250,17 @@ class Arrival:
             pool = self._ready_pool or Pool(layout.bytes)
         else:
             raise ValueError("a state without its layout")
-        size = self.head.code_bytes
-        if size != layout.bytes if self.is_whole else not 0 <= size <= layout.bytes:
-            raise ValueError(f"{size} bytes of a state of {layout.bytes}")
+        self._memory = Whole(pool.take())
+        if self._tags and (not self.is_whole or len(self._tags) != TAG_BYTES * self._memory.parts):
+            raise ValueError(f"{len(self._tags)} bytes of tags of a state of {layout.bytes}")
         self.layout, self.pool = layout, pool
-        self.block = pool.take() if self.is_whole else torch.empty(size, dtype=torch.uint8)
-        self.book = Book(self._cut, self.plan.sources, now_s)
+        self.content = self._memory if self.is_whole else Code()
+        self.book = Book(self.plan.sources, now_s, self.plan.deal)
 
     def result(self) -> Held | None:
         """The version, once all has come; None: its content is damaged."""
-        if self.layout is None or self.pool is None or self.block is None:
+        if self.layout is None or not self.is_complete:
             raise ValueError("an answer that is not complete")
-        memory, is_good = self.block, True
-        if self._held is not None and not self.is_whole:
-            memory = self.pool.take()
-            content.copy(memory, self._held.memory)
-            is_good = content.apply(self.layout, memory, self.block.numpy().data)
-        if is_good and content.digest(self.layout, memory) == self.head.digest:
-            return Held(self.head.version, self.head.digest, memory, self.layout)
+        if not self._is_damaged and content.digest(self.layout, self._memory.memory) == self.head.digest:
+            return Held(self.head.version, self.head.digest, self._memory, self.layout)
         return None  # the memory is in nobody's pool: another reader may still be getting it

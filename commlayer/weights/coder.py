@@ -12,7 +12,8 @@ from typing import NamedTuple
 from torch import Tensor
 
 from ..transport.log import log
-from . import content
+from . import content, swarm
+from .content import Code, Whole
 from .held import Held, Pool
 from .layout import Layout
 
@@ -30,7 +31,7 @@ class Step(NamedTuple):
     version: int
     digest: str
     """The digest of the base."""
-    code: bytes | None
+    code: Code | None
     """None: it would not be shorter than the state."""
 
 
@@ -38,14 +39,23 @@ class Coder:
     """Codes what is committed. It tells of its results in its own thread."""
 
     def __init__(
-        self, layout: Layout, pool: Pool, offer: Callable[[Held, tuple[Step, ...]], None], failed: Callable[[], None]
+        self,
+        layout: Layout,
+        pool: Pool,
+        offer: Callable[[Held, tuple[Step, ...]], None],
+        grown: Callable[[], None],
+        coded: Callable[[], None],
+        failed: Callable[[], None],
     ) -> None:
-        """`offer`: takes a version and the differences to those before it. `failed`: called when the thread fails."""
-        self._layout, self._pool, self._offer, self._failed = layout, pool, offer, failed
-        self._room: Tensor | None = None
+        """`offer`: takes a version and the differences to those before it, of which the last one may still grow.
+        `grown`: called when it has. `coded`: called when it is complete, and the version before is of no more use.
+        `failed`: called when the thread fails."""
+        self._layout, self._pool = layout, pool
+        self._offer, self._grown, self._coded, self._failed = offer, grown, coded, failed
+        self._room = content.room()
         self._changed = threading.Condition()
         self._next: tuple[int, Tensor] | None = None
-        self._merges: deque[tuple[int, str, Callable[[Held, bytes | None], None]]] = deque()
+        self._merges: deque[tuple[int, str, Callable[[Held, Code | None], None]]] = deque()
         self._is_coding = self._is_closing = False
         self.error: BaseException | None = None
         """What ended the thread."""
@@ -60,7 +70,7 @@ class Coder:
             self._next = version, memory
             self._changed.notify()
 
-    def merge(self, version: int, digest: str, take: Callable[[Held, bytes | None], None]) -> None:
+    def merge(self, version: int, digest: str, take: Callable[[Held, Code | None], None]) -> None:
         """Codes the difference from a version, over several steps, to the latest; `take` gets both, or None instead of
         the difference: it would not be shorter than the state."""
         with self._changed:
@@ -116,40 +126,66 @@ class Coder:
                     merge = self._merges.popleft()
                 self._is_coding = is_version
             if job is not None:
-                held = self._coded(held, steps, *job)
+                held = self._made(held, steps, *job)
             elif merge is not None and held is not None:
                 merge[2](held, self._merged(held, steps, *merge[:2]))
 
-    def _coded(self, base: Held | None, steps: deque[Step], version: int, memory: Tensor) -> Held:
-        """Makes a version of its state, and hands it to the thread that serves."""
-        held = Held(version, content.digest(self._layout, memory), memory, self._layout)
-        if base is not None:
-            code = content.encode(self._layout, base.memory, memory, self._room_for_code())
-            steps.append(Step(base.version, version, base.digest, code))
-            while sum(self._layout.bytes if older.code is None else len(older.code) for older in steps) > (
-                self._layout.bytes
-            ):
-                steps.popleft()  # whoever holds a version before these gets the whole state
+    def _made(self, base: Held | None, steps: deque[Step], version: int, memory: Tensor) -> Held:
+        """Makes a version of its state, and hands it to the thread that serves: with a long difference, before that is
+        coded."""
+        held = Held(version, content.digest(self._layout, memory), Whole(memory), self._layout)
+        if base is None:
+            self._offer(held, ())
+            return held
+        code = self._begun(base.memory, held)
+        steps.append(Step(base.version, version, base.digest, code))
+        while sum(self._layout.bytes if older.code is None else older.code.size for older in steps) > (
+            self._layout.bytes
+        ):
+            steps.popleft()  # whoever holds a version before these gets the whole state
         self._offer(held, tuple(steps))
+        if code is not None and not code.is_ended:
+            self._fill(code, base.memory, held)
+        self._coded()
         return held
 
-    def _room_for_code(self) -> Tensor:
-        if self._room is None:
-            self._room = content.room(self._layout)
-        return self._room
+    def _begun(self, base: Tensor, held: Held) -> Code | None:
+        """The difference of a version to a base: a short one all of it, a long one before it is coded; None: it is not
+        shorter than the state."""
+        expected_bytes = content.estimate(self._layout, base, held.memory, self._room)
+        if expected_bytes >= self._layout.bytes:
+            return None
+        code = Code(expected_bytes)
+        if expected_bytes < swarm.SHARED_LEAST_BYTES:
+            self._fill(code, base, held)
+        return code if not code.is_ended or code.size < self._layout.bytes else None
 
-    def _merged(self, held: Held, steps: deque[Step], version: int, digest: str) -> bytes | None:
+    def _fill(self, code: Code, base: Tensor, held: Held) -> None:
+        for number, piece in enumerate(content.encode(self._layout, base, held.memory, held.digest, code.size)):
+            code.add(number, piece)
+            self._grown()
+            if self._is_closing:
+                return
+        code.is_ended = True
+        self._grown()
+
+    def _merged(self, held: Held, steps: deque[Step], version: int, digest: str) -> Code | None:
         """The difference over several versions: the base is made of the state, by taking the steps back."""
         since = [step for step in steps if step.version > version]
-        code = None
-        if since and since[0].base == version and since[0].digest == digest:
-            memory = self._pool.take()
-            content.copy(memory, held.memory)
-            codes = [step.code for step in reversed(since)]
-            if all(
-                difference is not None and content.apply(self._layout, memory, difference, is_back=True)
-                for difference in codes
-            ):
-                code = content.encode(self._layout, memory, held.memory, self._room_for_code())
-            self._pool.give(memory)
+        if not since or since[0].base != version or since[0].digest != digest:
+            return None
+        memory, code = self._pool.take(), None
+        content.copy(memory, held.memory)
+        if all(
+            step.code is not None
+            and all(
+                content.apply(self._layout, memory, step.code.part(number), is_back=True)
+                for number in range(step.code.parts)
+            )
+            for step in reversed(since)
+        ):
+            code = self._begun(memory, held)
+            if code is not None and not code.is_ended:
+                self._fill(code, memory, held)
+        self._pool.give(memory)
         return code

@@ -8,6 +8,7 @@ import threading
 import torch
 from torch import Tensor
 
+from .content import Whole
 from .layout import Layout
 
 
@@ -17,9 +18,14 @@ class Held:
 
     version: int
     digest: str
-    memory: Tensor
+    whole: Whole
     layout: Layout
     """The layout of this version: a publisher that begins anew may have another one."""
+
+    @property
+    def memory(self) -> Tensor:
+        """The values."""
+        return self.whole.memory
 
 
 class Pool:

@@ -4,6 +4,7 @@ serves these: also while the user's thread does other work."""
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib
 import socket
 import threading
@@ -16,9 +17,29 @@ from ..errors import CommError, MismatchError, PeerLostError
 from ..telemetry import curve
 from ..transport.log import log
 from . import swarm
-from .answer import Arrival
+from .answer import Arrival, Place
 from .held import Held, Pool
-from .message import ANSWER_MAX_BYTES, ASK, DONE, END, GONE, HOLD, LACK, PART, TEXT, Head, Plan, Want, tuned
+from .message import (
+    ANSWER_MAX_BYTES,
+    ASK,
+    DONE,
+    END,
+    GONE,
+    HEARD,
+    HOLD,
+    LACK,
+    LAST,
+    PART,
+    PROTOCOL,
+    RELEASE,
+    TEXT,
+    TOOK,
+    Head,
+    OtherReleaseError,
+    Plan,
+    Want,
+    tuned,
+)
 from .parts import PUBLISHER
 from .peers import BATCH, Peers
 from .service import Service
@@ -37,6 +58,10 @@ AGAIN_S = 0.01
 """Time between two tries to ask, when a connection has just begun."""
 
 RECONNECT_MOST_MS = 2000
+
+HEARD_S = 8.0
+"""Longest time until the publisher says that it has heard a question. Those of releases before HEARD never do. It is
+above SILENT_MS, after which a connection to a process without life has ended."""
 
 END_S = 5.0
 """Longest wait for the thread's end."""
@@ -92,11 +117,15 @@ class Intake:
         self._question: Question | None = None
         self._is_asked = False
         """Whether the question has left on this connection."""
+        self._unheard_s: float | None = None
+        """When it left (`_awake_s`), until the publisher says that it has heard it."""
         self._asked = 0
         self._breaks = 0
         """Connections that ended within a version, since the last complete one."""
         self._arrival: Arrival | None = None
         self._is_shelved = False
+        self._took = 0
+        """How many parts of its own seat the publisher knows to have passed through this reader."""
         self._awake_s = 0.0
         """Time in which this thread ran: a reader that was stopped itself finds nobody late."""
         self._last: Arrival | None = None
@@ -134,15 +163,15 @@ class Intake:
         reader gets it any more."""
 
         def change() -> None:
-            if self._last is not None and self._last.block is held.memory:
+            if self._last is not None and self._last.content is held.whole:
                 self._last = None
-            self._shelf.put(held.digest, held.memory)
+            self._shelf.put(held.digest, held.whole)
             if self._service.address:
                 self._say([HOLD, Head(0, version=held.version, digest=held.digest).text()])
             if former is not None:
                 memory = former.memory
                 give = (lambda: None) if pool is None else (lambda: pool.give(memory))
-                self._shelf.remove(former.digest, memory, give)
+                self._shelf.remove(former.digest, former.whole, give)
 
         self._order(change)
 
@@ -200,11 +229,16 @@ class Intake:
             self._look()
             limits_s = [] if self._ask() else [AGAIN_S]
             self._hear()
+            if self._unheard_s is not None:
+                limits_s.append(LOOK_S)
+                self._check_heard()
             self._hear_peers()
             if self._arrival is not None:
                 limits_s.append(LOOK_S)
                 self._look_at_sources(self._arrival)
             self._service.serve(ready)
+            if self._arrival is not None:
+                self._tell_passed(self._arrival)
             limits_s += [PUSH_S] * self._service.is_asked
             limit_s = min(limits_s) if limits_s else None
 
@@ -258,7 +292,22 @@ class Intake:
             return False
         self._asked += 1
         self._is_asked = True
+        self._unheard_s = self._awake_s
         return True
+
+    def _check_heard(self) -> None:
+        """The publisher is there, but does not say that it has heard the question."""
+        if self._unheard_s is None or not self.link.is_up or self._awake_s - self._unheard_s < HEARD_S:
+            return
+        self._unheard_s = None
+        self._fail(
+            MismatchError(
+                f"the publisher at {self._address} is connected, and has not said within {HEARD_S:g} s that it has "
+                f"heard the question of this reader, commlayer {RELEASE} (messages of version {PROTOCOL}): it is "
+                f"of an earlier release (version {PROTOCOL - 1} or below), or its process hangs. Install one release "
+                f"of commlayer at the publisher and at its readers; the next call asks again"
+            )
+        )
 
     def _say(self, frames: list[Any]) -> bool:
         """Whether there was room for a message to the publisher."""
@@ -278,8 +327,8 @@ class Intake:
     def _drop(self) -> None:
         """Ends an answer that is not complete."""
         arrival, self._arrival = self._arrival, None
-        if arrival is not None and self._is_shelved and arrival.block is not None:
-            self._shelf.remove(arrival.plan.name, arrival.block)
+        if arrival is not None and self._is_shelved and arrival.content is not None:
+            self._shelf.remove(arrival.plan.name, arrival.content)
 
     def _hear(self) -> None:
         """Takes messages of the publisher."""
@@ -295,10 +344,11 @@ class Intake:
                 self._take(*[frame.buffer for frame in frames])
             except MismatchError as error:
                 self._fail(error)
+            except OtherReleaseError as error:
+                self._fail(MismatchError(f"the publisher at {self._address} has another release: {error}"))
             except ValueError as error:
                 damage = CommError(
-                    f"{self._address} sent a message that is damaged, or of another release: {error}; use one release "
-                    f"of commlayer"
+                    f"{self._address} sent a message that is damaged: {error}; look at its log, and at the network"
                 )
                 damage.__cause__ = error
                 self._fail(damage)
@@ -306,23 +356,28 @@ class Intake:
     def _take(self, frame: memoryview, text: memoryview, piece: memoryview) -> None:
         """Takes a message of the publisher. It must keep no frame."""
         kind, arrival, now_s = bytes(frame), self._arrival, self._awake_s
-        if kind in (TEXT, PART):
-            if arrival is None or not arrival.is_own(bytes(text)):
+        self._unheard_s = None
+        if kind in (TEXT, PART, LAST):
+            place = Place.read(text)
+            if arrival is None or not arrival.is_own(place):
                 return
             if kind == PART:
-                arrival.add(bytes(text), piece, PUBLISHER, now_s)
+                arrival.add(place, piece, PUBLISHER, now_s)
+            elif kind == LAST:
+                arrival.end(piece, now_s)
             else:
-                arrival.add_text(bytes(text), piece, now_s)
+                arrival.add_text(place, piece, now_s)
         else:
             head = Head.read(bytes(text))
             if kind == END:
                 self._tell(None)
+            if kind in (END, HEARD):
                 return
             if head.request != self._asked or self._question is None:
                 return
             self._drop()
             arrival = self._begun(self._question, kind, head, Plan.read(bytes(piece)), now_s)
-            self._arrival, self._is_shelved = arrival, False
+            self._arrival, self._is_shelved, self._took = arrival, False, 0
         self._advance(arrival)
 
     def _begun(self, question: Question, kind: bytes, head: Head, plan: Plan, now_s: float) -> Arrival:
@@ -343,14 +398,14 @@ class Intake:
 
     def _advance(self, arrival: Arrival) -> None:
         """After something of an answer has come."""
-        if arrival.book is None or arrival.block is None:
+        if arrival.book is None or arrival.content is None:
             return
         if not self._is_shelved:
             self._is_shelved = True
             last, self._last = self._last, None
-            if last is not None and last.block is not None:
-                self._shelf.remove(last.plan.name, last.block)
-            self._shelf.put(arrival.plan.name, arrival.block, arrival.book)
+            if last is not None and last.content is not None:
+                self._shelf.remove(last.plan.name, last.content)
+            self._shelf.put(arrival.plan.name, arrival.content, arrival.book)
             self._peers.keep(arrival.plan.sources)
             for seat in arrival.book.open_seats():
                 self._peers.want(arrival.book.sources[seat], self._want(arrival, seat))
@@ -364,9 +419,18 @@ class Intake:
 
     def _want(self, arrival: Arrival, seat: int, why: str = "") -> Want:
         """The missing parts of a seat."""
-        at = 0 if arrival.book is None else arrival.book.at(seat)
+        at = 0 if arrival.book is None else len(arrival.book.come[seat])
         plan = arrival.plan
-        return Want(arrival.head.request, plan.name, plan.part_bytes, seat, len(plan.sources), at, why)
+        return Want(arrival.head.request, plan.name, seat, len(plan.sources), plan.deal, at, why)
+
+    def _tell_passed(self, arrival: Arrival) -> None:
+        """Tells the publisher that parts have passed through this reader, so that it deals others to it."""
+        if arrival.own is None or arrival.book is None:
+            return
+        passed = self._shelf.passed(arrival.plan.name, arrival.own)
+        want = self._want(arrival, arrival.own)
+        if passed > self._took and self._say([TOOK, dataclasses.replace(want, at=passed).text()]):
+            self._took = passed
 
     def _hear_peers(self) -> None:
         """Takes messages of other readers that give parts."""
@@ -383,8 +447,8 @@ class Intake:
                         self._turn(arrival, want.seat, "")
                 elif kind != PART:
                     raise ValueError(f"a message of kind {kind!r:.40}")
-                elif arrival.is_own(bytes(text)):
-                    arrival.add(bytes(text), piece, address, self._awake_s)
+                elif arrival.is_own(place := Place.read(text)):
+                    arrival.add(place, piece, address, self._awake_s)
                     self._advance(arrival)
             except ValueError as error:
                 self._blame(arrival, address, str(error))

@@ -3,13 +3,17 @@
 A reader asks, and says what it holds; the publisher answers once it has another version: with the difference, or with
 the whole state. So at most one answer is on its way to a reader, and a slow one gets a later version, no queue. An
 answer comes in parts (`answer.py`), of which other readers may send some (`parts.py`, `swarm.py`).
-Messages come from programs with the same secret, which may be of another release, or broken: they are checked.
+Messages come from programs with the same secret, which may be of another release, or broken: they are checked. The
+publisher says HEARD to each question at once, so that both sides learn of another release in seconds. What all releases
+share: a message has three frames (a question two), the second is a JSON object with `protocol` and, from protocol 4 on,
+`release`, and a message of another protocol is an error at its receiver.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
+import importlib.metadata
 import ipaddress
 import json
 from typing import Any, TypeVar
@@ -20,16 +24,21 @@ from ..telemetry import curve
 from ..transport.secret import read_secret
 from .parts import PUBLISHER
 
-PROTOCOL = 3
-ASK, LACK, DONE, HOLD = b"ask", b"lack", b"done", b"hold"
-"""Kinds of messages, the first frame of each. Of a reader to the publisher: a `Head`, its question; a `Want`, a seat
-whose source has failed; a `Head`: all parts of a shared answer have come; a `Head`: it holds a version, and can give
-it."""
+PROTOCOL = 4
+"""Of the messages; a release that changes them raises it."""
 
-WHOLE, DIFFERENCE, TEXT, PART, END = b"whole", b"difference", b"text", b"part", b"end"
-"""Of the publisher. WHOLE and DIFFERENCE have a `Head` and a `Plan`. The text of the layout follows in TEXT, if the
-reader lacks it, and the tags of the parts, if readers give them; then come parts of the content. The second frame of
-both is their place, the third the bytes."""
+RELEASE = importlib.metadata.version("commlayer")
+
+ASK, LACK, TOOK, DONE, HOLD = b"ask", b"lack", b"took", b"done", b"hold"
+"""Kinds of messages, the first frame of each. Of a reader to the publisher: a `Head`, its question; a `Want`, a seat
+whose source has failed; a `Want`: so many parts of its own seat have passed through it; a `Head`: all parts of a shared
+answer have come; a `Head`: it holds a version, and can give it."""
+
+HEARD, WHOLE, DIFFERENCE, TEXT, PART, LAST, END = b"heard", b"whole", b"difference", b"text", b"part", b"last", b"end"
+"""Of the publisher. HEARD has a `Head`: it knows the question. WHOLE and DIFFERENCE have a `Head` and a `Plan`. The
+text of the layout follows in TEXT, if the reader lacks it, and the tags of the parts of a whole state, if readers give
+them; then come parts of the content, and at some time LAST: how many parts each seat has. The second frame of these
+three is their place, the third the bytes."""
 
 WANT, GONE = b"want", b"gone"
 """Of a reader to another one, which answers with PART, or that it has the content no more; both with a `Want`."""
@@ -39,7 +48,7 @@ ASK_MAX_BYTES = 64 << 10
 ANSWER_MAX_BYTES = 1 << 20
 """Longest frame that a reader accepts; libzmq applies it before it knows who sends."""
 
-WINDOW = 8
+WINDOW = 4
 """Messages in the queue of a connection on which parts leave."""
 VERSIONS = 1 << 63
 
@@ -47,8 +56,13 @@ HEARTBEAT_MS = 1000
 SILENT_MS = 4000
 """A connection without a heartbeat for so long has ended."""
 
-LEAST_CLASS = 8 << 2
-"""The IP header's class of service: CS1 (RFC 3662), below all other traffic in switches that know it."""
+LEAST_CLASS = 1 << 2
+"""The IP header's class of service: LE (RFC 8622), below all other traffic in switches that know it, and like unmarked
+packets in others."""
+
+
+class OtherReleaseError(ValueError):
+    """A message of another protocol. Its text says which."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,11 +82,13 @@ class Head:
     """The version to which this is a difference."""
     layout_bytes: int = 0
     """The length of the layout's text in an answer; 0: the reader has it."""
-    code_bytes: int = 0
-    """The length of the content in an answer."""
+    tags_bytes: int = 0
+    """The length of the tags in an answer."""
     address: str = ""
     """In questions: where the reader serves others; empty: nowhere."""
     protocol: int = PROTOCOL
+    release: str = RELEASE
+    """Of commlayer."""
 
     def text(self) -> bytes:
         """The message as JSON."""
@@ -80,7 +96,7 @@ class Head:
 
     @classmethod
     def read(cls, text: bytes) -> Head:
-        """Raises ValueError for anything that is no head of this release."""
+        """Raises ValueError for anything that is no head, and OtherReleaseError for one of another protocol."""
         return _read(cls, text)
 
 
@@ -90,9 +106,11 @@ class Plan:
 
     name: str
     """Of the content, the same for all its readers; empty: too short to be shared."""
-    part_bytes: int
     sources: list[str]
     """Of each seat: the address of a reader, or PUBLISHER."""
+    deal: int = 0
+    """Names a `Deal`: the publisher gives each part to the first seat that has room. 0: part `n` belongs to seat `n`
+    modulo the number of seats."""
 
     def text(self) -> bytes:
         """The message as JSON."""
@@ -102,8 +120,8 @@ class Plan:
     def read(cls, text: bytes) -> Plan:
         """Raises ValueError for anything that is no plan."""
         found = _read(cls, text)
-        if not found.sources or not 0 < found.part_bytes < ANSWER_MAX_BYTES:
-            raise ValueError(f"parts of {found.part_bytes} bytes from {len(found.sources)} sources")
+        if not found.sources:
+            raise ValueError("a plan without sources")
         return found
 
     @property
@@ -120,9 +138,10 @@ class Want:
     """The number of the reader's question to the publisher."""
     name: str
     """Of the content."""
-    part_bytes: int
     seat: int
     seats: int
+    deal: int
+    """That of the reader's plan."""
     at: int
     """How many parts of the seat the reader has."""
     why: str = ""
@@ -136,7 +155,7 @@ class Want:
     def read(cls, text: bytes) -> Want:
         """Raises ValueError for anything that is no such message."""
         found = _read(cls, text)
-        if not 0 <= found.seat < found.seats or found.at < 0 or not 0 < found.part_bytes < ANSWER_MAX_BYTES:
+        if not 0 <= found.seat < found.seats or found.at < 0:
             raise ValueError(f"seat {found.seat} of {found.seats}")
         return found
 
@@ -151,7 +170,11 @@ def _read(cls: type[_Message], text: bytes) -> _Message:
     except RecursionError as error:
         raise ValueError("JSON that is nested too deeply") from error
     if isinstance(found, dict) and found.get("protocol", PROTOCOL) != PROTOCOL:
-        raise ValueError(f"protocol {found['protocol']!r:.40}, here {PROTOCOL}: use one release of commlayer")
+        raise OtherReleaseError(
+            f"it has commlayer {found.get('release', 'of an earlier release')!s:.40} (messages of version "
+            f"{found['protocol']!s:.40}), this process commlayer {RELEASE} (version {PROTOCOL}): install one release "
+            f"of commlayer at the publisher and at its readers"
+        )
     fields = {field.name: _KINDS[str(field.type)] for field in dataclasses.fields(cls)}
     if not isinstance(found, dict) or found.keys() != fields.keys():
         raise ValueError("not a message of this release of commlayer")

@@ -7,6 +7,7 @@ It belongs to one thread. A connection is known by the identity that libzmq give
 from __future__ import annotations
 
 import resource
+import socket
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -19,6 +20,10 @@ ROOM_MOST = 1024
 
 ROOM_SHARE = 4
 """They get at most one of so many descriptors: the others are the trainer's."""
+
+
+UNSENT_MOST_BYTES = 64 << 10
+"""That the kernel takes of a connection and has not sent yet. By default it would take Megabytes."""
 
 
 class Leaving(Protocol):
@@ -43,7 +48,7 @@ class Outlet:
         router.router_mandatory = True  # or libzmq drops what has no room
         router.sndhwm = message.WINDOW
         try:
-            self._door = curve.Door(router, endpoint, _room(room))
+            self._door = curve.Door(router, endpoint, _room(room), _tune)
         except zmq.ZMQError as error:
             self._gate.socket.close()
             raise ConfigError(f"{endpoint}: {error.strerror}; use a free port, and an address of this host") from error
@@ -123,6 +128,11 @@ class Outlet:
         self._door.router.linger = int(linger_s * 1e3)
         self._door.close()
         self._gate.socket.close()
+
+
+def _tune(connection: socket.socket) -> None:
+    """Lets the kernel queue little: what waits here can still go to another connection."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_MOST_BYTES)
 
 
 def _room(most: int) -> int:

@@ -15,14 +15,18 @@ from torch import Tensor
 from ..errors import CommError
 from ..telemetry import curve
 from ..transport.log import log
-from . import content, message, swarm
+from . import message, swarm
 from .answer import Departure
+from .beside import Beside
 from .coder import Coder, Step
+from .content import Code
+from .deal import Deal
 from .held import Held, Pool
 from .layout import Layout
-from .message import DIFFERENCE, END, WHOLE, Head, Plan, Want
+from .message import DIFFERENCE, END, HEARD, WHOLE, Head, OtherReleaseError, Plan, Want
 from .outlet import Outlet
-from .parts import PART_MOST_BYTES, PUBLISHER, part_bytes_for
+from .parts import PUBLISHER
+from .peers import BATCH
 from .swarm import Reader
 
 LOOK_S = 0.1
@@ -51,7 +55,7 @@ class Gathering(NamedTuple):
     until_s: float
     held: Held
     """The version to which a difference leads; a whole state is that of the latest."""
-    code: bytes | None
+    code: Code | None
     questions: dict[bytes, Question]
 
 
@@ -70,7 +74,12 @@ class Server:
         self._readers: dict[bytes, Reader] = {}
         """Those that were not told of the end."""
         self._tags: dict[str, bytes] = {}
-        """Of contents that are on their way to readers."""
+        """Of whole states that are on their way to readers."""
+        self._dealt = 0
+        """Deals so far."""
+        self._base: Held | None = None
+        """The version before the latest, while the difference between them is coded."""
+        self._beside = Beside()
         self._end_s: float | None = None
         """The time until which readers are told of the end; None: there is no end yet."""
         self._is_closing = False
@@ -88,6 +97,8 @@ class Server:
             layout,
             pool,
             lambda held, steps: self._do(lambda: self._offer(held, steps)),
+            self._tell,
+            lambda: self._do(self._release),
             lambda: self._do(self._abandon),
         )
         self._thread = threading.Thread(target=self._guarded, name="commlayer-serve", daemon=True)
@@ -156,12 +167,15 @@ class Server:
                 while self._done:
                     self._done.popleft()()
                 if self.outlet.sockets[0] in ready:
-                    self._hear()
+                    for _ in range(BATCH):
+                        if not self._hear():
+                            break
                 if self._end_s is not None:
                     for reader in list(self._waiting):
                         self._answer(reader)
                 self._part()
-                push_s = PUSH_LEAST_S if self._push() else min(2 * push_s, PUSH_MOST_S)
+                self._yield()
+                push_s = PUSH_LEAST_S if self._push() or self._beside.is_sending else min(2 * push_s, PUSH_MOST_S)
             if self.error is None:
                 self._farewell()
         finally:
@@ -185,19 +199,34 @@ class Server:
         departure = self._departures.pop(reader, None)
         if departure is None:
             return
+        if departure.deal is not None:
+            departure.deal.leave(departure.own)
         if departure.held is not None:
             self._give_back(departure.held)
         if all(other.plan.name != departure.plan.name for other in self._departures.values()):
             self._tags.pop(departure.plan.name, None)
 
     def _give_back(self, held: Held) -> None:
-        """Its memory, unless it is the latest version, or on its way to a reader."""
-        if held is not self._latest and all(departure.held is not held for departure in self._departures.values()):
+        """Its memory, unless it is the latest version, or the one before in use, or on its way to a reader."""
+        used = (self._latest, self._base, *(departure.held for departure in self._departures.values()))
+        if held not in used:
             self._pool.give(held.memory)
 
+    def _yield(self) -> None:
+        """Looks whether the training in this process uses the link."""
+        if self._departures:
+            self._beside.look(time.monotonic())
+        for departure in self._departures.values():
+            if departure.deal is not None:
+                departure.deal.is_beside = self._beside.is_there
+
     def _push(self) -> bool:
-        """Sends parts of answers for which there is room. Whether any."""
+        """Sends parts of answers for which there is room, but little while training sends. Whether any."""
+        if not self._beside.may_publish:
+            return False
+        before = self.outlet.sent_bytes
         is_any, ended = self.outlet.push(self._departures)
+        self._beside.publish(self.outlet.sent_bytes - before)
         for reader in ended:
             self._forget(reader)
         for reader, departure in list(self._departures.items()):
@@ -227,27 +256,44 @@ class Server:
             return False
         return not self._readers or not self.outlet.count or time.monotonic() >= self._end_s
 
-    def _hear(self) -> None:
-        """A message of a reader. One of another release, or a broken one, gets no answer, and a line in the log."""
+    def _hear(self) -> bool:
+        """Hears a message of a reader, if there is one. A broken one gets no answer, and a line in the log; one of
+        another release learns that it is."""
         try:
             heard = self.outlet.hear()
             self._look({})  # after the message came: before it, libzmq told of the descriptor's former connection
-            if heard is None or not self.outlet.has(heard[1]):
-                return
+            if heard is None:
+                return False
             reader, descriptor, kind, text = heard
-            if kind == message.LACK:
-                self._help(reader, Want.read(text))
-                return
-            head = Head.read(text)
-            address = swarm.address_of(head.address) if head.address else ""
+            if self.outlet.has(descriptor):
+                self._take(reader, descriptor, kind, text)
+        except OtherReleaseError as error:
+            log.warning("commlayer.publish: a reader has another release: %s", error)
         except ValueError as error:
             log.warning("commlayer.publish: a message that is no question: %s", error)
+        return True
+
+    def _take(self, reader: bytes, descriptor: int, kind: bytes, text: bytes) -> None:
+        """Takes a message of a reader. Raises ValueError for one that is none."""
+        if kind == message.ASK:
+            with contextlib.suppress(ConnectionError):
+                self.outlet.say(reader, [HEARD, Head(0).text(), b""])
+        departure = self._departures.get(reader)
+        if kind in (message.LACK, message.TOOK):
+            want = Want.read(text)
+            if departure is None or want.request != departure.head.request or want.seats != len(departure.plan.sources):
+                return
+            if kind == message.LACK:
+                self._help(reader, departure, want)
+            elif departure.deal is not None:
+                departure.deal.passed(departure.own, want.at)
             return
+        head = Head.read(text)
+        address = swarm.address_of(head.address) if head.address else ""
         if kind == message.HOLD:
             if reader in self._readers:
                 self._readers[reader].holds(head.digest)
         elif kind == message.DONE:
-            departure = self._departures.get(reader)
             if departure is not None and departure.head.request == head.request:
                 self._end_departure(reader)
         elif kind == message.ASK:
@@ -258,20 +304,20 @@ class Server:
             self._waiting[reader] = Question(reader, head)
             self._answer(reader)
 
-    def _help(self, reader: bytes, want: Want) -> None:
+    def _help(self, reader: bytes, departure: Departure, want: Want) -> None:
         """Sends what a reader lacks, because the source of a seat has failed it."""
-        departure = self._departures.get(reader)
-        if departure is None or want.request != departure.head.request or want.seats != len(departure.plan.sources):
-            return
         departure.give(want.seat, want.at)
         source = departure.plan.sources[want.seat]
         if not want.why or source == PUBLISHER:
             return
         departure.blamed.add(want.seat)
+        if departure.deal is not None:
+            departure.deal.distrust(want.seat)
         log.warning(
-            "commlayer.publish: the reader at %s gave no part %d of %s to %s: %s",
+            "commlayer.publish: the reader at %s gave no part %d of seat %d of %s to %s: %s",
             source,
-            want.seat + want.at * want.seats,
+            want.at,
+            want.seat,
             want.name,
             self._readers[reader].address,
             want.why,
@@ -288,11 +334,15 @@ class Server:
 
     def _offer(self, held: Held, steps: tuple[Step, ...]) -> None:
         """A new version: those that wait get it."""
-        before, self._latest, self._steps = self._latest, held, steps
-        if before is not None:
-            self._give_back(before)
+        self._base, self._latest, self._steps = self._latest, held, steps
         for reader in list(self._waiting):
             self._answer(reader)
+
+    def _release(self) -> None:
+        """The latest version is coded."""
+        base, self._base = self._base, None
+        if base is not None:
+            self._give_back(base)
 
     def _answer(self, reader: bytes) -> None:
         """Answers a reader that waits, if there is a version that it does not hold."""
@@ -317,16 +367,16 @@ class Server:
         else:
             self._gather(question, latest, None)
 
-    def _gather(self, question: Question, held: Held, code: bytes | None) -> None:
+    def _gather(self, question: Question, held: Held, code: Code | None) -> None:
         """Sends a version: the difference `code` to what the reader holds, or, without one, the whole state, of the
         latest version: it may be later by now. A long content waits for others that ask for it."""
         reader = self._readers.get(question.reader)
         if reader is None:
             return
         now_s = time.monotonic()
-        size = self._layout.bytes if code is None else len(code)
+        size = self._layout.bytes if code is None else code.size
         if size < swarm.SHARED_LEAST_BYTES or not reader.shares(now_s):
-            self._begin(question, held, code, "", [PUBLISHER])
+            self._begin(question, held, code, "", [PUBLISHER], {})
             return
         name = "whole" if code is None else f"{self._life} {question.head.version} {held.version}"
         first = Gathering(now_s + GATHER_S, held, code, {})
@@ -346,17 +396,36 @@ class Server:
             questions = [question for question in gathering.questions.values() if question.reader in self._readers]
             asking = [self._readers[question.reader] for question in questions]
             holders = [reader for reader in self._readers.values() if reader.gives(shared)]
+            deals: dict[tuple[str, ...], tuple[int, Deal]] = {}
             for question, sources in zip(questions, swarm.deal(asking, holders, now_s), strict=True):
-                self._begin(question, held, gathering.code, shared, sources)
+                self._begin(question, held, gathering.code, shared, sources, deals)
 
-    def _begin(self, question: Question, held: Held, code: bytes | None, name: str, sources: list[str]) -> None:
-        """Begins to send a version."""
+    def _begin(
+        self,
+        question: Question,
+        held: Held,
+        code: Code | None,
+        name: str,
+        sources: list[str],
+        deals: dict[tuple[str, ...], tuple[int, Deal]],
+    ) -> None:
+        """Begins to send a version. `deals`: of groups of readers, by their addresses."""
         asked, reader = question.head, question.reader
         whole = (self._latest or held) if code is None else None
         held = whole or held
         layout = b"" if asked.layout == self._layout.fingerprint else self._layout.text
-        block = code if whole is None else whole.memory.numpy().data
-        size = len(block or b"")
+        source = held.whole if code is None else code
+        deal, number = None, 0
+        if PUBLISHER in sources and len(sources) > 1:
+            group = tuple(giver or self._readers[reader].address for giver in sources)
+            if group not in deals:
+                self._dealt += 1
+                deals[group] = self._dealt, Deal(source, len(group))
+            number, deal = deals[group]
+        plan = Plan(name, sources, number)
+        if plan.is_shared and whole is not None and name not in self._tags:
+            self._tags[name] = whole.whole.tags(name)
+        tags = self._tags[name] if plan.is_shared and whole is not None else b""
         head = Head(
             asked.request,
             self._life,
@@ -365,16 +434,12 @@ class Server:
             self._layout.fingerprint,
             base=-1 if code is None else asked.version,
             layout_bytes=len(layout),
-            code_bytes=size,
+            tags_bytes=len(tags),
         )
-        plan = Plan(name, part_bytes_for(size) if name else PART_MOST_BYTES, sources)
-        if plan.is_shared and name not in self._tags:
-            self._tags[name] = content.tags(block or b"", plan.part_bytes)
-        text = layout + (self._tags[name] if plan.is_shared else b"")
         kind = DIFFERENCE if whole is None else WHOLE
         self._end_departure(reader)
         self._readers[reader].sent = name
-        self._departures[reader] = Departure(kind, head, plan, text, block or b"", whole)
+        self._departures[reader] = Departure(kind, head, plan, layout + tags, source, whole, deal)
 
 
 def raised(error: BaseException | None) -> None:

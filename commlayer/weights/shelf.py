@@ -5,14 +5,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
-from torch import Tensor
-
-from .answer import part
+from .answer import Place, part
+from .content import Content
 from .message import GONE, Want
 from .outlet import Outlet
-from .parts import Book, Cut
+from .parts import PUBLISHER, Book
 
 WANTS_MOST = 32
 """Seats that one reader waits for."""
@@ -21,26 +20,40 @@ REMEMBERED = 8
 """Contents that are known to be gone."""
 
 
-class Item:
+class Item(NamedTuple):
     """A content, all of it or what has come so far."""
 
-    def __init__(self, memory: Tensor, book: Book | None) -> None:
-        """`book`: the parts that have come; None: all."""
-        self.memory, self.book = memory, book
-        self.block = memory.numpy().data
+    content: Content
+    book: Book | None
+    """The parts that have come; None: all."""
 
     @property
     def is_complete(self) -> bool:
         """Whether all of it can be given."""
         return self.book is None or self.book.is_complete
 
-    def has(self, number: int) -> bool:
-        """Whether this part can be given."""
-        return self.book is None or self.book.has(number)
-
     def fits(self, want: Want) -> bool:
-        """Whether it is cut as another reader thinks."""
-        return self.book is None or self.book.cut.part_bytes == want.part_bytes
+        """Whether its seats are those of another reader's plan."""
+        return not want.deal or (
+            self.book is not None and (self.book.deal, len(self.book.sources)) == (want.deal, want.seats)
+        )
+
+    def number(self, want: Want, at: int) -> int | None:
+        """The part that is number `at` of a seat; None: it is not here yet, or there is none."""
+        if want.deal:
+            come = self.book.come[want.seat] if self.book is not None else []
+            return come[at] if at < len(come) else None
+        number = want.seat + at * want.seats
+        is_here = number < self.content.parts if self.book is None else self.book.has(number)
+        return number if is_here else None
+
+    def is_over(self, want: Want, at: int) -> bool:
+        """Whether the seat has no part `at`."""
+        counts = None if self.book is None else self.book.counts
+        if want.deal:
+            return counts is not None and at >= counts[want.seat]
+        parts = self.content.parts if self.book is None else self.book.parts
+        return parts is not None and want.seat + at * want.seats >= parts
 
 
 class Lending:
@@ -49,7 +62,7 @@ class Lending:
     def __init__(self, shelf: Shelf) -> None:
         self._shelf = shelf
         self.wants: deque[Want] = deque()
-        self._next: dict[int, int] = {}
+        self.at: dict[int, int] = {}
         """The next part of each seat."""
 
     def add(self, want: Want) -> None:
@@ -59,23 +72,23 @@ class Lending:
         self.wants = deque(other for other in self.wants if other.seat != want.seat)
         if len(self.wants) < WANTS_MOST:
             self.wants.append(want)
-            self._next[want.seat] = want.seat + want.at * want.seats
+            self.at[want.seat] = want.at
 
     @property
     def message(self) -> list[Any] | None:
         """The next part that is here; None: there is none now."""
         for _ in range(len(self.wants)):
-            want, number = self.wants[0], self._next[self.wants[0].seat]
+            want, at = self.wants[0], self.at[self.wants[0].seat]
             item = self._shelf.item(want.name)
             if self._shelf.is_gone(want):
                 return [GONE, want.text(), b""]
             if item is not None:
-                cut = Cut(len(item.block), want.part_bytes)
-                if number >= cut.parts:
+                if item.is_over(want, at):
                     self.wants.popleft()
                     continue
-                if item.has(number):
-                    return part(want.request, number, cut, item.block)
+                number = item.number(want, at)
+                if number is not None:
+                    return part(Place(want.request, want.seat, at, number), item.content)
             self.wants.rotate(-1)
         return None
 
@@ -85,7 +98,7 @@ class Lending:
         if self._shelf.is_gone(want):
             self.wants.popleft()
             return
-        self._next[want.seat] += want.seats
+        self.at[want.seat] += 1
         self.wants.rotate(-1)
 
 
@@ -108,22 +121,39 @@ class Shelf:
         item = self._items.get(want.name)
         return want.name in self._gone if item is None else not item.fits(want)
 
-    def put(self, name: str, memory: Tensor, book: Book | None = None) -> None:
-        """A content to give."""
-        if name:
-            self._items[name] = Item(memory, book)
+    def put(self, name: str, content: Content, book: Book | None = None) -> None:
+        """A content to give. One that is here keeps its book."""
+        item = self._items.get(name)
+        if name and (item is None or item.content is not content):
+            self._items[name] = Item(content, book)
 
-    def remove(self, name: str, memory: Tensor, then: Callable[[], None] = lambda: None) -> None:
+    def remove(self, name: str, content: Content, then: Callable[[], None] = lambda: None) -> None:
         """Gives a content no more, and calls `then` when its memory is free: at once, or after those who are getting it
         have it, if it is the only one of this kind."""
         item = self._items.get(name)
-        if item is None or item.memory is not memory:
+        if item is None or item.content is not content:
             then()
         elif self._leaving is None and item.is_complete and self._is_wanted(name):
             self._leaving = (name, item, then)
         else:
             self._drop(name)
             then()
+
+    def passed(self, name: str, seat: int) -> int:
+        """How many parts that the publisher has dealt to this seat have come, and gone on to half of the other readers
+        of the deal, but for those that have failed this one."""
+        item = self._items.get(name)
+        if item is None or item.book is None:
+            return 0
+        gone = [
+            lending.at[seat]
+            for lending in self._lendings.values()
+            if any(want.deal and (want.name, want.seat) == (name, seat) for want in lending.wants)
+        ]
+        missing = len(item.book.sources) - item.book.sources.count(PUBLISHER) - len(gone)
+        gone = sorted([0] * missing + gone)
+        come = len(item.book.come[seat])
+        return min(come, gone[len(gone) // 2]) if gone else come
 
     def want(self, reader: bytes, want: Want) -> None:
         """Another reader asks for a seat's parts. It gets them as they come."""

@@ -177,7 +177,7 @@ class Subscription:
             self._intake.hold(held, self._held, None)
         self._before = self._held if is_same_pool else None
         self._held, self._life, self._pool = held, head.life, arrival.pool
-        return Version(self, held, head.layout_bytes + head.code_bytes, is_whole=arrival.is_whole)
+        return Version(self, held, arrival.received_bytes, is_whole=arrival.is_whole)
 
     @property
     def _holding(self) -> str:
@@ -267,8 +267,8 @@ def subscribe(
     says so; connections are made again by themselves. `secret_file`: as at the publisher. `serves`: this reader and
     others give each other the parts of long versions, so that the publisher sends these once: it listens at a free
     port of the address from which it reaches the publisher. Without that, it gets all from the publisher. A reader
-    needs memory for three copies of the state, and for one more answer while it is busy; one that serves also keeps the
-    last difference, and, while another reader gets it, a fourth copy. It belongs to one thread, and has one of its own.
+    needs memory for three copies of the state; one that serves also keeps the last difference, and, while another
+    reader gets it, a fourth copy. It belongs to one thread, and has one of its own.
 
     Raises ConfigError for an address that is none, a missing or unreadable secret, and without the package pyzmq.
     Errors of the iteration: see `Subscription.latest`.

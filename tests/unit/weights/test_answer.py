@@ -5,21 +5,23 @@ import torch
 
 from commlayer.errors import MismatchError
 from commlayer.weights import content
-from commlayer.weights.answer import Arrival, Departure
+from commlayer.weights.answer import Arrival, Departure, Place
+from commlayer.weights.content import Code, Whole
+from commlayer.weights.deal import Deal
 from commlayer.weights.held import Held, Pool
 from commlayer.weights.layout import Layout
-from commlayer.weights.message import ANSWER_MAX_BYTES, DIFFERENCE, PART, TEXT, WHOLE, Head, Plan
-from commlayer.weights.parts import PART_MOST_BYTES, PUBLISHER
+from commlayer.weights.message import ANSWER_MAX_BYTES, DIFFERENCE, LAST, PART, TEXT, WHOLE, Head, Plan
+from commlayer.weights.parts import PART_LEAST_BYTES, PUBLISHER
 
 LAYOUT = Layout.of({"a": torch.zeros(300_000), "b": torch.zeros(7, dtype=torch.int64)})
 TIED = torch.zeros(5)
-DIRECT = Plan("", PART_MOST_BYTES, [PUBLISHER])
-SHARED = Plan("name", 64 << 10, ["10.0.0.1:1", PUBLISHER, "10.0.0.2:2"])
+DIRECT = Plan("", [PUBLISHER])
+SHARED = Plan("name", ["10.0.0.1:1", PUBLISHER, "10.0.0.2:2"])
 
 
 def held(layout: Layout, version: int, seed: int) -> Held:
     memory = torch.randint(9, (layout.bytes,), generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
-    return Held(version, content.digest(layout, memory), memory, layout)
+    return Held(version, content.digest(layout, memory), Whole(memory), layout)
 
 
 def messages(departure: Departure) -> list[list[bytes]]:
@@ -31,10 +33,10 @@ def messages(departure: Departure) -> list[list[bytes]]:
 
 
 def leaving(state: Held, plan: Plan) -> Departure:
-    text, block = state.layout.text, state.memory.numpy().data
-    head = Head(4, "life", state.version, state.digest, state.layout.fingerprint, -1, len(text), len(block))
-    tags = content.tags(block, plan.part_bytes) if plan.is_shared else b""
-    return Departure(WHOLE, head, plan, text + tags, block, state)
+    text, whole = state.layout.text, state.whole
+    tags = whole.tags(plan.name) if plan.is_shared else b""
+    head = Head(4, "life", state.version, state.digest, state.layout.fingerprint, -1, len(text), len(tags))
+    return Departure(WHOLE, head, plan, text + tags, whole, state, None)
 
 
 def whole(state: Held, plan: Plan = DIRECT) -> tuple[Head, list[list[bytes]]]:
@@ -47,16 +49,19 @@ def arriving(kind: bytes, head: Head, held: Held | None, pool: Pool | None, plan
 
 
 def add(arrival: Arrival, parts: list[list[bytes]]) -> None:
-    for kind, place, part in parts:
+    for kind, frame, part in parts:
+        place = Place.read(frame)
         if arrival.is_own(place):
             if kind == TEXT:
                 arrival.add_text(place, memoryview(part), 0.0)
+            elif kind == LAST:
+                arrival.end(memoryview(part), 0.0)
             else:
                 arrival.add(place, memoryview(part), PUBLISHER, 0.0)
 
 
 def filled(arrival: Arrival, parts: list[list[bytes]]) -> Held | None:
-    assert {part[0] for part in parts} <= {TEXT, PART}
+    assert {part[0] for part in parts} <= {TEXT, PART, LAST}
     assert not arrival.is_complete
     add(arrival, parts)
     assert arrival.is_complete
@@ -66,7 +71,7 @@ def filled(arrival: Arrival, parts: list[list[bytes]]) -> Held | None:
 def test_a_whole_state_comes_in_short_parts() -> None:
     state = held(LAYOUT, 3, 1)
     head, sent = whole(state)
-    assert max(len(frame) for message in sent for frame in message) == PART_MOST_BYTES < ANSWER_MAX_BYTES
+    assert max(len(frame) for message in sent for frame in message) < PART_LEAST_BYTES < ANSWER_MAX_BYTES
     found = filled(arriving(WHOLE, Head.read(sent[0][1]), None, None), sent[1:])
     assert found is not None
     assert torch.equal(found.memory, state.memory)
@@ -74,27 +79,94 @@ def test_a_whole_state_comes_in_short_parts() -> None:
     assert head.layout == found.layout.fingerprint
 
 
-def test_a_difference_comes_in_parts() -> None:
+def code_between(base: Held, after: Held) -> Code:
+    expected_bytes = content.estimate(LAYOUT, base.memory, after.memory, content.room())
+    code = Code(expected_bytes)
+    for number, piece in enumerate(content.encode(LAYOUT, base.memory, after.memory, after.digest, expected_bytes)):
+        code.add(number, piece)
+    code.is_ended = True
+    return code
+
+
+def pair() -> tuple[Held, Held, Head]:
     base, after = held(LAYOUT, 3, 1), held(LAYOUT, 4, 1)
-    after.memory[::3000] += 1
-    digest = content.digest(LAYOUT, after.memory)
-    code = content.encode(LAYOUT, base.memory, after.memory, content.room(LAYOUT))
-    assert code is not None
-    head = Head(4, "life", 4, digest, LAYOUT.fingerprint, 3, 0, len(code))
+    after.memory[::300] += 1
+    return base, after, Head(4, "life", 4, content.digest(LAYOUT, after.memory), LAYOUT.fingerprint, 3)
+
+
+def test_a_difference_comes_in_parts() -> None:
+    base, after, head = pair()
+    code = code_between(base, Held(4, head.digest, after.whole, LAYOUT))
     pool = Pool(LAYOUT.bytes)
     for wrong in (False, True):
         arrival = arriving(DIFFERENCE, head, base, pool)
-        found = filled(arrival, messages(Departure(DIFFERENCE, head, DIRECT, b"", code, None))[1:])
+        found = filled(arrival, messages(Departure(DIFFERENCE, head, DIRECT, b"", code, None, None))[1:])
         assert (found is None) == wrong
         if found is not None:
             assert torch.equal(found.memory, after.memory)
         base.memory[5] ^= 1  # damage: the next one is not taken
 
 
+def test_a_difference_leaves_and_is_decoded_while_it_is_coded() -> None:
+    base, after, head = pair()
+    coded, growing = code_between(base, Held(4, head.digest, after.whole, LAYOUT)), Code()
+    departure = Departure(DIFFERENCE, head, DIRECT, b"", growing, None, None)
+    arrival = arriving(DIFFERENCE, head, base, Pool(LAYOUT.bytes))
+    assert len(messages(departure)) == 1
+    for number in range(coded.parts):
+        growing.add(number, coded.part(number))
+        assert departure.lasts
+        (message,) = messages(departure)
+        add(arrival, [message])
+        assert not arrival.is_complete
+    growing.is_ended = True
+    ((kind, _, counts),) = messages(departure)
+    assert (kind, struct.unpack("<Q", counts)) == (LAST, (coded.parts,))
+    assert not departure.lasts
+    found = filled(arrival, [[kind, Place(4).pack(), counts]])
+    assert found is not None
+    assert torch.equal(found.memory, after.memory)
+
+
+def test_a_deal_reaches_a_reader_from_all_its_seats() -> None:
+    state = held(LAYOUT, 3, 1)
+    deal = Deal(state.whole, 2)
+    leaving_ones, arrivals = [], []
+    for seat in range(2):
+        plan = Plan("name", [PUBLISHER, "10.0.0.2:2"] if seat == 0 else ["10.0.0.1:1", PUBLISHER], 7)
+        tags = state.whole.tags("name")
+        text = state.layout.text + tags
+        head = Head(4, "life", 3, state.digest, LAYOUT.fingerprint, -1, len(state.layout.text), len(tags))
+        leaving_ones.append(Departure(WHOLE, head, plan, text, state.whole, state, deal))
+        arrivals.append(arriving(WHOLE, head, None, None, plan))
+    own: list[list[list[bytes]]] = [[], []]
+    while not deal.is_ended:
+        for seat, departure in enumerate(leaving_ones):
+            own[seat] += messages(departure)
+            deal.passed(seat, len(deal.given[seat]))
+    for seat, departure in enumerate(leaving_ones):
+        own[seat] += messages(departure)
+        assert arrivals[seat].own == seat
+        add(arrivals[seat], own[seat][1:])
+        assert not arrivals[seat].is_complete
+    assert min(map(len, deal.given)) > 3
+    for kind, frame, piece in own[0]:
+        if kind == PART:
+            arrivals[1].add(Place.read(frame), memoryview(piece), "10.0.0.1:1", 0.0)
+    leaving_ones[0].give(1, 0)
+    assert filled(arrivals[0], messages(leaving_ones[0])) is not None
+    assert filled_already(arrivals[1], state)
+
+
+def filled_already(arrival: Arrival, state: Held) -> bool:
+    found = arrival.result()
+    return found is not None and torch.equal(found.memory, state.memory)
+
+
 def test_a_difference_in_another_layout_is_refused() -> None:
     base = held(LAYOUT, 3, 1)
     larger = Layout.of({"a": torch.zeros(300_000), "b": torch.zeros(9_000, dtype=torch.int64)})
-    head = Head(4, "life", 4, "digest", larger.fingerprint, 3, len(larger.text), 9)
+    head = Head(4, "life", 4, "digest", larger.fingerprint, 3, len(larger.text))
     with pytest.raises(ValueError, match="of another layout"):
         arriving(DIFFERENCE, head, base, Pool(LAYOUT.bytes))
     with pytest.raises(ValueError, match="of another layout"):
@@ -128,13 +200,16 @@ def test_damaged_answers_are_refused() -> None:
         [parts[1]],  # before the text
         [parts[0], parts[0]],
         [parts[0], parts[2]],
-        [*parts, [PART, struct.pack("<QQ", 4, len(parts) - 1), b"x"]],
+        [*parts, [PART, Place(4, 0, len(parts) - 2, len(parts) - 2).pack(), b"x"]],
+        [*parts[:-1], [LAST, Place(4).pack(), b"12345678"]],
+        [*parts[:-1], [LAST, Place(4).pack(), b"1234567"]],
+        [*parts[:-1], [LAST, Place(4).pack(), b""]],
         [[TEXT, b"short", b"x"]],
         [[TEXT, parts[0][1], b""]],
         [[TEXT, parts[0][1], parts[0][2] + b"x"]],
         [[TEXT, parts[0][1], b"[" * len(parts[0][2])]],
         [[TEXT, parts[0][1], parts[0][2].replace(b"300000", b"300001")]],
-        [*parts[:-1], [PART, parts[-1][1], parts[-1][2] + b"x"]],
+        [*parts[:-2], [PART, parts[-2][1], parts[-2][2] + b"x"]],
     ):
         arrival = arriving(WHOLE, head, None, None)
         with pytest.raises(ValueError, match=r"."):
@@ -146,17 +221,18 @@ def test_damaged_answers_are_refused() -> None:
     ):
         with pytest.raises(ValueError, match=r"."):
             arriving(kind, Head(**(vars(head) | changed)), None, None)
-    for size in (LAYOUT.bytes - 1, -1):
-        with pytest.raises(ValueError, match="bytes of a state of"):
-            arriving(WHOLE, Head(**(vars(head) | {"layout_bytes": 0, "code_bytes": size})), state, None)
-    with pytest.raises(ValueError, match="bytes of a state of"):
-        arriving(DIFFERENCE, Head(**(vars(head) | {"layout_bytes": 0, "code_bytes": LAYOUT.bytes + 1})), state, None)
+    tagged = Head(**(vars(head) | {"layout_bytes": 0, "tags_bytes": 8}))
+    for kind in (WHOLE, DIFFERENCE):
+        with pytest.raises(ValueError, match="8 bytes of tags of a state of"):
+            add(arriving(kind, tagged, state, None), [[TEXT, Place(4).pack(), b"12345678"]])
+    with pytest.raises(ValueError, match="a deal without a seat"):
+        arriving(WHOLE, head, None, None, Plan("name", ["10.0.0.1:1"], 1))
 
 
 def test_parts_of_another_answer_are_left_out() -> None:
     head, sent = whole(held(LAYOUT, 3, 1))
     arrival = arriving(WHOLE, head, None, None)
-    add(arrival, [[TEXT, struct.pack("<QQ", 3, 0), b"old"]])
+    add(arrival, [[TEXT, Place(3).pack(), b"old"]])
     assert filled(arrival, sent[1:]) is not None
 
 
@@ -164,26 +240,27 @@ def test_a_shared_answer_comes_from_several() -> None:
     state = held(LAYOUT, 3, 1)
     departure = leaving(state, SHARED)
     _, text, *own = messages(departure)
-    assert [struct.unpack("<QQ", place)[1] for _, place, _ in own] == list(range(1, 19, 3))
+    *own, last = own
+    assert [Place.read(place).number for _, place, _ in own] == list(range(1, state.whole.parts, 3))
     assert departure.lasts
     arrival = arriving(WHOLE, departure.head, None, None, SHARED)
-    add(arrival, [text, *own])
+    add(arrival, [text, *own, last])
     assert not arrival.is_complete
     departure.give(0, 0)
     for kind, place, part in messages(departure):
         assert kind == PART
-        arrival.add(place, memoryview(part), "10.0.0.1:1", 0.0)
+        arrival.add(Place.read(place), memoryview(part), "10.0.0.1:1", 0.0)
     departure.give(2, 2)
     rest = messages(departure)
     assert arrival.book is not None
-    with pytest.raises(ValueError, match="part 8, not part 2"):
-        arrival.add(rest[0][1], memoryview(rest[0][2]), "10.0.0.2:2", 0.0)
+    with pytest.raises(ValueError, match="part 2 of seat 2, not part 0"):
+        arrival.add(Place.read(rest[0][1]), memoryview(rest[0][2]), "10.0.0.2:2", 0.0)
     departure.give(2, 0)
     first = messages(departure)[0]
     wrong = bytearray(first[2])
     wrong[77] ^= 1
     with pytest.raises(ValueError, match="part 2 has other bytes"):
-        arrival.add(first[1], memoryview(wrong), "10.0.0.2:2", 0.0)
+        arrival.add(Place.read(first[1]), memoryview(wrong), "10.0.0.2:2", 0.0)
     arrival.book.turn_to_publisher(2)
-    departure.give(2, arrival.book.at(2))
+    departure.give(2, len(arrival.book.come[2]))
     assert filled(arrival, messages(departure)) is not None

@@ -14,7 +14,7 @@ from tests import ranks
 from tests.unit.weights.conftest import KEY
 from tests.unit.weights.test_outlet import until
 
-ASKED = Want(3, "name", 10, 0, 1, 0)
+ASKED = Want(3, "name", 0, 1, 0, 0)
 
 
 @pytest.fixture

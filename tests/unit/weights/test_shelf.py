@@ -1,16 +1,26 @@
-import struct
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
-import torch
 
+from commlayer.weights.answer import Place
+from commlayer.weights.content import Code
 from commlayer.weights.message import GONE, PART, Want
 from commlayer.weights.outlet import Leaving, Outlet
-from commlayer.weights.parts import PUBLISHER, Book, Cut
+from commlayer.weights.parts import PUBLISHER, Book
 from commlayer.weights.shelf import Shelf
 
-CONTENT = torch.arange(95, dtype=torch.uint8)
+
+def content() -> Code:
+    """Ten parts."""
+    made = Code()
+    for number in range(10):
+        made.add(number, b"%d" % number)
+    made.is_ended = True
+    return made
+
+
+CONTENT = content()
 
 
 class Wire(Outlet):
@@ -35,13 +45,12 @@ class Wire(Outlet):
         """The parts that have left to a reader."""
         assert all(kind == PART for kind, _, _ in self.sent[reader])
         for _, place, piece in self.sent[reader]:
-            number = struct.unpack("<QQ", place)[1]
-            assert piece == CONTENT[10 * number : 10 * number + 10].numpy().tobytes()
-        return [struct.unpack("<QQ", place)[1] for _, place, _ in self.sent[reader]]
+            assert piece == b"%d" % Place.read(place).number
+        return [Place.read(place).number for _, place, _ in self.sent[reader]]
 
 
-def want(seat: int = 0, seats: int = 1, at: int = 0, name: str = "name", request: int = 3) -> Want:
-    return Want(request, name, 10, seat, seats, at)
+def want(seat: int = 0, seats: int = 1, at: int = 0, name: str = "name", request: int = 3, deal: int = 0) -> Want:
+    return Want(request, name, seat, seats, deal, at)
 
 
 @pytest.fixture
@@ -65,13 +74,13 @@ def test_a_seat_leaves_from_where_it_is_wanted(shelf: Shelf, wire: Wire) -> None
 
 
 def test_parts_leave_as_they_come(shelf: Shelf, wire: Wire) -> None:
-    book = Book(Cut(95, 10), [PUBLISHER, "other"], 0.0)
+    book = Book([PUBLISHER, "other"], 0.0)
     shelf.want(b"a", want(0, 3))
     shelf.want(b"a", want(1, 3))
     shelf.push(wire)
     shelf.put("name", CONTENT, book)
     for number in (0, 1, 2, 4, 3, 5, 7, 6, 8, 9):
-        book.add(number, 0.0)
+        book.add(number % 2, number, 0.0)
         shelf.push(wire)
     assert sorted(wire.numbers(b"a")) == [0, 1, 3, 4, 6, 7, 9]
     assert wire.numbers(b"a")[:4] == [0, 1, 4, 3]
@@ -119,7 +128,7 @@ def test_one_content_stays_until_those_who_get_it_have_it(shelf: Shelf, wire: Wi
 
 def test_what_is_not_complete_goes_at_once(shelf: Shelf, wire: Wire) -> None:
     ended: list[str] = []
-    shelf.put("name", CONTENT, Book(Cut(95, 10), [PUBLISHER], 0.0))
+    shelf.put("name", CONTENT, Book([PUBLISHER], 0.0))
     shelf.want(b"a", want())
     shelf.push(wire)
     shelf.remove("name", CONTENT, lambda: ended.append("name"))
@@ -128,11 +137,47 @@ def test_what_is_not_complete_goes_at_once(shelf: Shelf, wire: Wire) -> None:
     assert wire.sent[b"a"] == [[GONE, want().text(), b""]]
 
 
-def test_a_content_that_is_cut_otherwise_is_none(shelf: Shelf, wire: Wire) -> None:
-    shelf.put("name", CONTENT, Book(Cut(95, 5), [PUBLISHER], 0.0))
-    shelf.want(b"a", want())
+def test_the_parts_of_a_deal_leave_as_they_were_dealt(shelf: Shelf, wire: Wire) -> None:
+    book = Book([PUBLISHER, "b", "c"], 0.0, deal=5)
+    shelf.put("name", CONTENT, book)
+    shelf.want(b"b", want(0, 3, deal=5))
+    shelf.want(b"c", want(0, 3, at=1, deal=5))
+    for seat, number in ((0, 7), (1, 1), (0, 2), (0, 4)):
+        book.add(seat, number, 0.0)
+        shelf.push(wire)
+    assert wire.numbers(b"b") == [7, 2, 4]
+    assert wire.numbers(b"c") == [2, 4]
+    assert shelf.is_asked is False
+    book.end([3, 3, 4], 0.0)
     shelf.push(wire)
-    assert wire.sent[b"a"] == [[GONE, want().text(), b""]]
+    assert not any(lending.wants for lending in shelf._lendings.values())
+
+
+@pytest.mark.parametrize("deal", [0, 6])
+def test_seats_of_another_deal_are_gone(shelf: Shelf, wire: Wire, deal: int) -> None:
+    shelf.put("name", CONTENT, Book([PUBLISHER, "b"], 0.0, deal=deal) if deal else None)
+    shelf.want(b"a", want(0, 2, deal=5))
+    shelf.push(wire)
+    assert wire.sent[b"a"] == [[GONE, want(0, 2, deal=5).text(), b""]]
+
+
+def test_a_part_has_passed_when_half_of_the_others_have_it(shelf: Shelf, wire: Wire) -> None:
+    book = Book([PUBLISHER, "b", "c", "d"], 0.0, deal=5)
+    shelf.put("name", CONTENT, book)
+    for number in range(4):
+        book.add(0, number, 0.0)
+    assert shelf.passed("name", 0) == 0  # nobody has asked yet
+    shelf.want(b"b", want(0, 4, deal=5))
+    shelf.push(wire)
+    assert shelf.passed("name", 0) == 0
+    wire.room = 2
+    shelf.want(b"c", want(0, 4, deal=5))
+    shelf.push(wire)
+    assert shelf.passed("name", 0) == 2
+    for seat in (1, 2, 3):
+        book.turn_to_publisher(seat)  # they have failed
+    assert shelf.passed("name", 0) == 4
+    assert shelf.passed("other", 0) == 0
 
 
 def test_a_reader_that_has_gone_keeps_nothing_here(shelf: Shelf, wire: Wire) -> None:
@@ -146,9 +191,9 @@ def test_a_reader_that_has_gone_keeps_nothing_here(shelf: Shelf, wire: Wire) -> 
 
 
 def test_other_memory_of_the_same_name_stays(shelf: Shelf, wire: Wire) -> None:
-    shelf.put("name", CONTENT.clone())
+    shelf.put("name", content())
     shelf.put("name", CONTENT)
-    shelf.remove("name", CONTENT.clone())
+    shelf.remove("name", content())
     shelf.want(b"a", want())
     shelf.push(wire)
     assert wire.numbers(b"a") == list(range(10))

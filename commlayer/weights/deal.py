@@ -1,0 +1,73 @@
+"""`Deal`: which parts of a content the publisher has given to which seat of a group of readers.
+
+Each part goes to the first seat with room. A seat has room while few of its parts are on their way through its reader:
+so one that is fast, or whose link is, gets more parts than one that is slow, and all end at about one time. Flows that
+share a link with equal windows also share its rate equally, which TCP alone does not do for short ones.
+"""
+
+from __future__ import annotations
+
+from .content import Content
+
+WINDOW_SHARE, WINDOW_LEAST = 4, 2
+"""At most this share of what is left for each seat is on its way through one, or so many parts (guided
+self-scheduling: Polychronopoulos and Kuck, 1987)."""
+
+
+BESIDE_MOST = 4
+"""Most parts of all seats on their way beside a training: others would wait in front of the training's packets. With
+these the link of the publisher is full while its readers pass parts on."""
+
+
+class Deal:
+    """Belongs to the thread that serves."""
+
+    def __init__(self, content: Content, seats: int) -> None:
+        self._content = content
+        self.given: list[list[int]] = [[] for _ in range(seats)]
+        """The parts of each seat, in their order."""
+        self._passed = [0] * seats
+        """How many of them have passed through its reader."""
+        self._here = set(range(seats))
+        """The seats whose readers are connected."""
+        self._trusted = set(range(seats))
+        """Those of them that have failed nobody, or, if there are none, all."""
+        self._next = 0
+        self.is_beside = False
+        """Whether training uses the link, too."""
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether all parts are given."""
+        return self._content.is_ended and self._next == self._content.parts
+
+    def next(self, seat: int) -> int | None:
+        """The part that the seat gets next; None: none now."""
+        is_here = seat in self._trusted and self._next < self._content.parts
+        return self._next if is_here and len(self.given[seat]) - self._passed[seat] < self._window() else None
+
+    def _window(self) -> int:
+        if self.is_beside and sum(map(len, self.given)) - sum(self._passed) >= BESIDE_MOST:
+            return 0
+        if not self._content.is_ended:
+            return 2 * WINDOW_LEAST  # what is left is not known
+        return max(WINDOW_LEAST, (self._content.parts - self._next) // (WINDOW_SHARE * len(self.given)))
+
+    def give(self, seat: int) -> None:
+        """The seat gets the next part."""
+        self.given[seat].append(self._next)
+        self._next += 1
+
+    def passed(self, seat: int, count: int) -> None:
+        """So many parts of a seat have passed through its reader."""
+        self._passed[seat] = max(self._passed[seat], count)
+
+    def distrust(self, seat: int) -> None:
+        """The seat's reader has failed another one."""
+        self._trusted.discard(seat)
+        self._trusted = self._trusted or set(self._here)
+
+    def leave(self, seat: int) -> None:
+        """The seat's reader has gone."""
+        self._here.discard(seat)
+        self.distrust(seat)
