@@ -75,9 +75,11 @@ static uint32_t kept_us(const struct cl_delay *delay, uint64_t now_us)
     return (uint32_t)cl_egress_target_us(egress, now_us) + (is_alone(delay, now_us) ? 0 : beyond_us);
 }
 
-/* Does another flow fill the queue? */
+/* Does another flow fill the queue? Traffic that yields does not ask: it has a window of its own. */
 static void judge_contest(struct cl_delay *delay, const struct cl_congestion_ack *ack, uint64_t now_us)
 {
+    if (ack->yielding == ack->bytes)
+        return;
     struct cl_egress *egress = &nic_of(&delay->control)->egress;
     const struct cl_congestion_timing *timing = &ack->timing;
     uint32_t took_us = (uint32_t)(now_us - timing->sent_us), network_us = timing->base_us + timing->queue_us;
