@@ -6,6 +6,7 @@
     python -m bench.elastic kill                              beside torchrun's restart
     python -m bench.elastic kill --mbit 1000
     python -m bench.elastic codec --mbit 200 --megabytes 24   8 MB of gradients, in bf16 and as they are
+    python -m bench.elastic overlap --mbit 200 --compute 0.6  8 MB of gradients, beside DDP on the same backend
 
 Computation is a sleep, so that the processes share no core for it. Prints its figures.
 """
@@ -28,9 +29,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 import commlayer
 from bench.harness.options import options
+from bench.jobs.data_parallel import Layer
 from commlayer.tools.emulate.link import Link
 from commlayer.tools.emulate.network import Network
 from commlayer.tools.emulate.scenario import Scenario
@@ -180,6 +183,52 @@ def report_codec(mbit: float, megabytes: float, compute_s: float, rounds: int) -
     )
 
 
+# ---- overlap ----
+
+LAYERS, WIDTH = 8, 512
+DDP = "DDP"
+LATE = "elastic(overlap=False)"
+EARLY = "elastic"
+
+
+def layered(rank: int, size: int, system: str, compute_s: float) -> float:
+    """Seconds of a step of a model of several layers, the median of 10."""
+    ranks.init(rank, size, store=_store(rank))
+    torch.manual_seed(1)
+    model: nn.Module = nn.Sequential(*(Layer(WIDTH, compute_s / 3 / LAYERS) for _ in range(LAYERS)))
+    if system == DDP:
+        model = DistributedDataParallel(model, bucket_cap_mb=1, gradient_as_bucket_view=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    job = None if system == DDP else commlayer.elastic(model, optimizer, overlap=system == EARLY)
+    times_s = []
+    with job or contextlib.nullcontext():
+        for _ in range(14) if job is None else job.batches(range(14)):
+            begin_s = time.perf_counter()
+            model(torch.ones(2, WIDTH)).sum().backward()
+            if job is None:
+                optimizer.step()
+                optimizer.zero_grad()
+            else:
+                job.step()
+            times_s.append(time.perf_counter() - begin_s)
+    return statistics.median(times_s[4:])
+
+
+def report_overlap(mbit: float, compute_s: float, rounds: int) -> None:
+    found: dict[str, list[float]] = {DDP: [], LATE: [], EARLY: []}
+    for _ in range(rounds):
+        for system, times_s in found.items():
+            with _hosts(4, mbit) as where:
+                times_s.append(max(ranks.run(layered, 4, system, compute_s, timeout_s=300, **where)))
+    print(f"{LAYERS * WIDTH * WIDTH * 4 / 1e6:.1f} MB of gradients, {_place(mbit)}, {compute_s:g} s of computation:")
+    for system, times_s in found.items():
+        ratios = [own / ddp for own, ddp in zip(times_s, found[DDP], strict=True)]
+        print(
+            f"{system}: {statistics.median(times_s):.3f} s per step, {statistics.median(ratios):.2f} times {DDP} "
+            f"(median of {rounds}; {min(ratios):.2f} to {max(ratios):.2f})"
+        )
+
+
 # ---- a death ----
 
 
@@ -239,7 +288,7 @@ def report_kill(mbit: float, compute_s: float, steps: int, rounds: int) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = options(__doc__, rounds=5)
-    parser.add_argument("case", choices=["shares", "join", "kill", "codec"])
+    parser.add_argument("case", choices=["shares", "join", "kill", "codec", "overlap"])
     parser.add_argument("--megabytes", type=float, default=100.0, help="size of the state")
     parser.add_argument("--trained", type=float, default=1.0, help="share of the state that is trained")
     parser.add_argument("--mbit", type=float, default=0.0, help="rate of each link; 0: one host")
@@ -251,6 +300,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     if given.case == "codec":
         report_codec(given.mbit, given.megabytes, given.compute, given.rounds)
+        return
+    if given.case == "overlap":
+        report_overlap(given.mbit, given.compute, given.rounds)
         return
     if given.case == "kill":
         report_kill(given.mbit, 0.05, 40, given.rounds)

@@ -35,8 +35,7 @@ from numpy.typing import NDArray
 
 import commlayer
 from bench.harness import turns
-from bench.harness.page import write_between
-from bench.harness.results import read_results, today, write_results
+from bench.harness.results import today
 from bench.harness.turns import ROOT, Log, in_turns, spread
 from commlayer.tools.bench import machine
 from commlayer.tools.bench.cpu import CpuTime
@@ -196,23 +195,9 @@ def table(content: dict[str, Any]) -> str:
 
 
 def main() -> int:
-    """0, or 2 if a rank failed or rows differ."""
-    arguments = turns.parser(__doc__, ROUNDS).parse_args()
-    if arguments.rank:
-        request, written = arguments.rank
-        turns.serve(request, written, lambda _: "commlayer", run_job)
-        return 0
-    try:
-        rounds = 1 if arguments.quick else arguments.rounds
-        content = read_results(RESULTS) if arguments.table else measure(rounds, arguments.slower, short=arguments.quick)
-    except RuntimeError as error:
-        print(error, file=sys.stderr)
-        return 2
-    print(table(content))
-    if not arguments.quick:
-        write_results(RESULTS, content)
-        write_between(PAGE, embedding=table(content))
-    return 0
+    """0; ends with 2 if a rank failed, or rows differ."""
+    parsed = turns.parser(__doc__, ROUNDS).parse_args()
+    return turns.keep(parsed, RESULTS, PAGE, measure, lambda found: {"embedding": table(found)}, run_job)
 
 
 if __name__ == "__main__":

@@ -30,8 +30,7 @@ from torch import Tensor
 
 import commlayer
 from bench.harness import turns
-from bench.harness.page import write_between
-from bench.harness.results import read_results, today, write_results
+from bench.harness.results import today
 from bench.harness.turns import ROOT, Log, in_turns, spread
 from commlayer.tools.bench import machine
 from commlayer.tools.bench.cpu import CpuTime
@@ -149,23 +148,17 @@ def table(content: dict[str, Any]) -> str:
 
 
 def main() -> int:
-    """0, or 2 if a rank failed."""
-    arguments = turns.parser(__doc__, ROUNDS).parse_args()
-    if arguments.rank:
-        request, written = arguments.rank
-        turns.serve(request, written, lambda job: "gloo" if job["system"] == GLOO else "commlayer", run_job)
-        return 0
-    try:
-        rounds = 1 if arguments.quick else arguments.rounds
-        content = read_results(RESULTS) if arguments.table else measure(rounds, arguments.slower, short=arguments.quick)
-    except RuntimeError as error:
-        print(error, file=sys.stderr)
-        return 2
-    print(table(content))
-    if not arguments.quick:
-        write_results(RESULTS, content)
-        write_between(PAGE, experts=table(content))
-    return 0
+    """0; ends with 2 if a rank failed."""
+    parsed = turns.parser(__doc__, ROUNDS).parse_args()
+    return turns.keep(
+        parsed,
+        RESULTS,
+        PAGE,
+        measure,
+        lambda found: {"experts": table(found)},
+        run_job,
+        backend=lambda job: "gloo" if job["system"] == GLOO else "commlayer",
+    )
 
 
 if __name__ == "__main__":

@@ -34,8 +34,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 import commlayer
 from bench.harness import turns
-from bench.harness.page import write_between
-from bench.harness.results import today, write_results
+from bench.harness.results import today
 from bench.harness.turns import ROOT, Log, busy_cell, in_turns, slowed, spread, step_s, verdict
 from commlayer.planner import Layout, Mesh, Transformer
 from commlayer.tools.bench import machine
@@ -156,10 +155,6 @@ def measure(rounds: int, slower: float, *, short: bool) -> dict[str, Any]:
     }
 
 
-def trace(_: float, __: Any) -> None:
-    """This benchmark writes no trace."""
-
-
 def table(content: dict[str, Any]) -> str:
     """The table, as Markdown."""
     found: dict[tuple[str, str], list[Log]] = {}
@@ -195,20 +190,10 @@ def table(content: dict[str, Any]) -> str:
 
 def main() -> int:
     """0; ends with 2 if a run failed."""
-    arguments = turns.parser(__doc__, ROUNDS).parse_args()
-    if arguments.rank:
-        request, written = arguments.rank
-        turns.serve(request, written, lambda _: "commlayer", lambda job, _: train(Job(**job)))
-        return 0
-    arguments.trace = None
-    content = turns.content_of(arguments, RESULTS, measure, trace)
-    if content is None:
-        return 0
-    if not arguments.quick:
-        write_results(RESULTS, content)
-        write_between(PAGE, mesh=table(content))
-    print(table(content))
-    return 0
+    parsed = turns.parser(__doc__, ROUNDS).parse_args()
+    return turns.keep(
+        parsed, RESULTS, PAGE, measure, lambda found: {"mesh": table(found)}, lambda job, _: train(Job(**job))
+    )
 
 
 if __name__ == "__main__":

@@ -36,8 +36,7 @@ from torch.distributed.device_mesh import init_device_mesh
 import commlayer
 from bench.harness import turns
 from bench.harness.bars import Bar, draw
-from bench.harness.page import write_between
-from bench.harness.results import today, write_results
+from bench.harness.results import today
 from bench.harness.turns import PAGE, ROOT, Log, busy_cell, by_system, in_turns, slowed, spread, step_s, verdict
 from bench.jobs.tensor_parallel import BATCH, INT8, LAYERS, OURS, SERIAL, WEIGHTS, Gradients, model
 from commlayer.plans.codec import CODECS
@@ -394,21 +393,13 @@ def main() -> int:
     """0; ends with 2 if a run failed."""
     parser = turns.parser(__doc__, ROUNDS)
     turns.add_trace(parser)
-    arguments = parser.parse_args()
-    if arguments.rank:
-        request, written = arguments.rank
-        turns.serve(request, written, lambda _: "commlayer", run_job)
-        return 0
-    content = turns.content_of(arguments, RESULTS, measure, trace)
-    if content is None:
-        return 0
-    tables = {"tp": steps_table(content), "tp_latency": latency_table(content), "tp_mixed": mixed_table(content)}
-    if not arguments.quick:
-        write_results(RESULTS, content)
-        write_between(PAGE, **tables)
-        picture(content)
-    print(*tables.values(), sep="\n\n")
-    return 0
+    parsed = parser.parse_args()
+    return turns.keep(parsed, RESULTS, PAGE, measure, tables_of, run_job, trace=trace, picture=picture)
+
+
+def tables_of(content: Log) -> dict[str, str]:
+    """By their places in the page."""
+    return {"tp": steps_table(content), "tp_latency": latency_table(content), "tp_mixed": mixed_table(content)}
 
 
 if __name__ == "__main__":

@@ -26,8 +26,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 
 import commlayer
 from bench.harness import turns
-from bench.harness.page import write_between
-from bench.harness.results import today, write_results
+from bench.harness.results import today
 from bench.harness.turns import ROOT, Accelerator, Log, in_turns, spread, step_s
 from commlayer.scheduler.pipelines import breadth_first, one_f_one_b, sliced
 from commlayer.scheduler.simulate import StageCosts, simulate
@@ -153,20 +152,9 @@ def table(content: Log) -> str:
 
 
 def main() -> int:
-    """0, or 2 if a rank failed."""
-    arguments = turns.parser(__doc__, ROUNDS).parse_args()
-    if arguments.rank:
-        request, written = arguments.rank
-        turns.serve(request, written, lambda _: "commlayer", train)
-        return 0
-    arguments.trace = None
-    content = turns.content_of(arguments, RESULTS, measure, lambda *_: None)
-    assert content is not None
-    print(table(content))
-    if not arguments.quick:
-        write_results(RESULTS, content)
-        write_between(PAGE, slices=table(content))
-    return 0
+    """0; ends with 2 if a rank failed."""
+    parsed = turns.parser(__doc__, ROUNDS).parse_args()
+    return turns.keep(parsed, RESULTS, PAGE, measure, lambda found: {"slices": table(found)}, train)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,9 @@ import argparse
 import hashlib
 import itertools
 import json
+import os
 import statistics
+import sys
 import sysconfig
 import time
 from pathlib import Path
@@ -193,8 +195,11 @@ def main() -> None:
             options.metrics.parent.mkdir(parents=True, exist_ok=True)
             options.metrics.write_text("".join(json.dumps(record) + "\n" for record in log), encoding="utf-8")
         print(f"final loss {summary['final_loss']:.4f}, replicas identical: {summary['replicas_identical']}")
-    dist.barrier()  # gloo's threads may still hold tensors of the last collective: exiting now would abort the process
+    dist.barrier()  # all have received what they wait for
     dist.destroy_process_group()
+    if options.backend == "gloo":  # its threads outlive it, and one that frees a tensor while Python ends aborts
+        sys.stdout.flush()
+        os._exit(0)
 
 
 if __name__ == "__main__":

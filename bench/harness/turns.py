@@ -26,7 +26,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from bench.harness.options import options
-from bench.harness.results import read_results
+from bench.harness.page import write_between
+from bench.harness.results import read_results, write_results
 from commlayer.scheduler.simulate import Simulation
 from commlayer.scheduler.trace import Span
 from commlayer.tools.bench.cpu import CpuTime
@@ -279,7 +280,7 @@ def add_trace(parser: argparse.ArgumentParser) -> None:
 
 
 def content_of(
-    arguments: argparse.Namespace, kept: Path, measure: Callable[..., Log], trace: Callable[[float, Path], None]
+    arguments: argparse.Namespace, kept: Path, measure: Callable[..., Log], trace: Callable[[float, Path], None] | None
 ) -> Log | None:
     """The results of a benchmark: kept or measured, as its options say. None after a trace, which keeps nothing.
 
@@ -288,13 +289,44 @@ def content_of(
     if arguments.table:
         return read_results(kept)
     try:
-        if arguments.trace:
+        if trace is not None and arguments.trace:
             trace(arguments.slower, arguments.trace)
             return None
         return measure(1 if arguments.quick else arguments.rounds, arguments.slower, short=arguments.quick)
     except RuntimeError as error:
         print(error, file=sys.stderr)
         raise SystemExit(2) from None
+
+
+def keep(
+    parsed: argparse.Namespace,
+    results: Path,
+    page: Path,
+    measure: Callable[..., Log],
+    tables: Callable[[Log], dict[str, str]],
+    run_job: Callable[[Log, Log], Log],
+    *,
+    backend: Callable[[Log], str] = lambda _: "commlayer",
+    trace: Callable[[float, Path], None] | None = None,
+    picture: Callable[[Log], None] | None = None,
+) -> int:
+    """All of a benchmark with these options of `parser`: as a rank, serves its jobs; else measures, or reads `results`,
+    and writes those and the `tables` of `page`, by the names of their places. Returns 0; as `content_of`."""
+    if parsed.rank:
+        request, logs = parsed.rank
+        serve(request, logs, backend, run_job)
+        return 0
+    content = content_of(parsed, results, measure, trace)
+    if content is None:
+        return 0
+    made = tables(content)
+    print(*made.values(), sep="\n\n")
+    if not parsed.quick:
+        write_results(results, content)
+        write_between(page, **made)
+        if picture is not None:
+            picture(content)
+    return 0
 
 
 def measured_on(content: Mapping[str, Any], source: str) -> str:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Hashable
+from typing import ParamSpec
 
 from .plan import Plan
+
+P = ParamSpec("P")
 
 LIMIT_BYTES = 32 << 20
 """Limit of memory for a group's plans here; the engine's copies take as much again."""
@@ -27,6 +31,15 @@ class PlanCache:
         """The plan for `key`, made if it is missing. A plan larger than the limit is kept alone."""
         plan = self._plans.get(key)
         return self._add(key, make()) if plan is None else plan
+
+    def over(self, make: Callable[P, Plan]) -> Callable[P, Plan]:
+        """`make`, whose plans are kept here by its arguments, which are hashable."""
+
+        @functools.wraps(make)
+        def cached(*args: P.args, **named: P.kwargs) -> Plan:
+            return self.get((args, *sorted(named.items())), lambda: make(*args, **named))
+
+        return cached
 
     def __len__(self) -> int:
         return len(self._plans)

@@ -25,41 +25,6 @@ RING_CHUNK_BYTES = 32 << 10
 """With shorter chunks the 2 (n-1) latencies of a ring cost more than the incast that it avoids."""
 
 
-def plan_for(
-    collective: Collective,
-    *,
-    rank: int,
-    hosts: Hosts,
-    numel: int,
-    itemsize: int,
-    average: bool = False,
-    root: int = 0,
-    element: str = "",
-    signed: tuple[object, ...] = (),
-    settings: Settings,
-) -> Plan:
-    """The plan that `make_plan` makes of the same arguments. Cached: the same object each time, while there is room."""
-    return PLANS.get(
-        (collective, rank, hosts, numel, itemsize, average, root, element, signed, settings),
-        lambda: make_plan(
-            collective,
-            rank=rank,
-            hosts=hosts,
-            numel=numel,
-            itemsize=itemsize,
-            average=average,
-            root=root,
-            element=element,
-            signed=signed,
-            settings=settings,
-        ),
-    )
-
-
-PLANS = PlanCache()
-"""The plans of all groups. (A number of them would be no bound of memory: one of 8,000 ranks may take megabytes.)"""
-
-
 def make_plan(
     collective: Collective,
     *,
@@ -90,6 +55,12 @@ def make_plan(
     signature = sign(collective, itemsize, average, sizes, settings, element, signed)
     return dataclasses.replace(plan, weights=settings.weights, signature=signature)
 
+
+PLANS = PlanCache()
+"""The plans of all groups. (A number of them would be no bound of memory: one of 8,000 ranks may take megabytes.)"""
+
+plan_for = PLANS.over(make_plan)
+"""The plan that `make_plan` makes of the same arguments. Cached: the same object each time, while there is room."""
 
 SIZED = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "barrier")
 """Collectives to which all ranks pass the same `numel` and `root`."""

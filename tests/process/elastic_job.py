@@ -24,6 +24,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import commlayer
+from commlayer.frontend.elastic import averages
 from tests import ranks
 
 SIZE = 4
@@ -59,6 +60,7 @@ class Report:
 def train(rank: int, size: int, plan: Plan) -> Report:
     ranks.init(rank, size, timeout=timedelta(seconds=20))
     torch.manual_seed(plan.seed)
+    averages.BUCKET_BYTES = plan.seed % 3 * 200  # of 7.6 kB: many buckets, several or two
     model = DistributedDataParallel(nn.Sequential(nn.Linear(30, 50), nn.Tanh(), nn.Linear(50, 7)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     pauses = random.Random(f"{plan.seed} {rank}")

@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch import nn
 
 import commlayer
-from commlayer.frontend.elastic import replica, transfer
+from commlayer.frontend.elastic import averages, replica, transfer
 from tests import ranks
 
 SIZE = 3
@@ -75,6 +75,7 @@ class Report:
 
 def build(seed: int) -> tuple[nn.Module, torch.optim.Optimizer, Any]:
     torch.manual_seed(seed)
+    averages.BUCKET_BYTES = 0  # many buckets
     model = nn.Sequential(nn.Linear(30, 50), nn.Tanh(), nn.BatchNorm1d(50), nn.Linear(50, 7))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     return model, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 4, 0.7)

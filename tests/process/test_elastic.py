@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import time
 from datetime import timedelta
@@ -16,6 +17,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import commlayer
+from commlayer.frontend.elastic import averages
 from commlayer.frontend.elastic.elastic import Job
 from commlayer.frontend.group import party as module
 from tests import ranks
@@ -62,6 +64,38 @@ def begin(rank: int, size: int, store: Any = None, **options: Any) -> tuple[nn.P
     model = nn.Module()
     model.weight = parameter
     return parameter, commlayer.elastic(model, torch.optim.SGD([parameter], lr=1.0), **options)
+
+
+@ranks.WIRES
+@pytest.mark.parametrize("codec", ["none", "bf16"])
+@pytest.mark.parametrize("seed", range(3))
+@ranks.on(3, environ="wire")
+def test_gradients_that_travel_early_give_the_same_bits(rank: int, size: int, seed: int, codec: str) -> None:
+    """In random programs of layers that some batches leave out, and of several backward passes in a step."""
+    ranks.init(rank, size)
+    draw = random.Random(seed)
+    averages.BUCKET_BYTES = draw.choice([0, 4000, 1 << 20])
+    found = []
+    for overlap in (True, False):
+        torch.manual_seed(seed)
+        layers = nn.ModuleList(nn.Linear(20, 20) for _ in range(6))
+        program, chosen = random.Random(seed + 1), random.Random(f"{seed} {rank}")
+        passes, most = program.choice([1, 1, 2]), program.choice([None, 0.1])
+        noise = torch.Generator().manual_seed(100 * seed + rank)
+        optimizer = torch.optim.AdamW(layers.parameters(), lr=0.01)
+        with commlayer.elastic(layers, optimizer, codec=codec, clip_norm=most, overlap=overlap) as job:
+            for _ in job.batches(range(6)):
+                for _ in range(passes):
+                    values = torch.randn(4, 20, generator=noise)
+                    for layer in chosen.choices(list(layers), k=4):  # some twice, others not at all
+                        values = torch.tanh(layer(values))
+                    values.square().mean().backward()
+                assert job.step()
+        found.append(torch.cat([each.detach().flatten() for each in layers.parameters()]))
+    assert torch.equal(*found)
+    all_found = [torch.empty_like(found[0]) for _ in range(size)]
+    dist.all_gather(all_found, found[0])
+    assert all(torch.equal(each, found[0]) for each in all_found)
 
 
 @pytest.mark.parametrize("steps", [3, 2], ids=["a step", "the last step"])

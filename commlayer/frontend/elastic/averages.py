@@ -1,6 +1,8 @@
 """`Averages`: one vector with all that the ranks tell each other in a step. It is averaged, and all get the same bits.
 
-It has all gradients; for each parameter, how many ranks have a gradient; and for each rank some numbers (`Told`).
+It has all gradients in buckets, those of the last parameters first, as a backward pass makes them; then, for each
+parameter, how many ranks have a gradient; and for each rank some numbers (`Told`). The last bucket is averaged together
+with these.
 """
 
 from __future__ import annotations
@@ -38,8 +40,22 @@ ROW = 4096
 ROWS = 256
 """Rows of which the squares are in memory at a time."""
 
+BUCKET_BYTES = 1 << 20
+"""Gradients of a bucket, at least."""
+BUCKETS = 64
+"""Buckets of a large model, about: each is an operation."""
+
 EPSILON = 1e-6
 """As `torch.nn.utils.clip_grad_norm_` adds to the norm."""
+
+
+class Bucket(NamedTuple):
+    """Gradients that are averaged together."""
+
+    parameters: list[nn.Parameter]
+    begin: int
+    """Its place in the vector."""
+    end: int
 
 
 class Averages:
@@ -47,7 +63,7 @@ class Averages:
 
     def __init__(self, parameters: Sequence[nn.Parameter], clip_norm: float | None = None) -> None:
         """`clip_norm`: the largest norm of all averages together, as of `torch.nn.utils.clip_grad_norm_`; None: any."""
-        self._parameters, self.clip_norm = parameters, clip_norm
+        self._parameters, self.clip_norm = list(reversed(parameters)), clip_norm
         self.norm = math.nan
         """That of the latest averages, before they were clipped; NaN: they are not."""
         self.values = sum(each.numel() for each in parameters)
@@ -55,14 +71,40 @@ class Averages:
         self.size = self.values + len(parameters)
         """Numbers in the part that `put` takes."""
 
-    def contribution(self, weight: float, place: int, ranks: int, told: Told) -> Tensor:
-        """That of the rank at `place`: its gradients times `weight`, and what it tells."""
-        gradients = [each.grad if each.grad is not None else torch.zeros_like(each) for each in self._parameters]
+        self.buckets = self._divided(max(BUCKET_BYTES // 4, self.values // BUCKETS))
+        """In the order of the vector. None is empty, but the only one of a model without parameters."""
+
+    def _divided(self, least: int) -> list[Bucket]:
+        found, parameters, begin, end = list[Bucket](), list[nn.Parameter](), 0, 0
+        for each in self._parameters:
+            if end - begin >= least:
+                found.append(Bucket(parameters, begin, end))
+                parameters, begin = [], end
+            parameters.append(each)
+            end += each.numel()
+        return [*found, Bucket(parameters, begin, end)]
+
+    def vector(self, ranks: int) -> Tensor:
+        """One without gradients, in which no rank has told anything."""
+        found = torch.empty(self.size + ranks * len(Told._fields))
+        found[self.values :].zero_()
+        return found
+
+    def fill(self, vector: Tensor, bucket: Bucket, weight: float) -> None:
+        """Takes the gradients of the bucket times `weight`."""
+        parts = vector[bucket.begin : bucket.end].split([each.numel() for each in bucket.parameters])
+        for each, part in zip(bucket.parameters, parts, strict=True):
+            if each.grad is None or weight == 0:
+                part.zero_()
+            else:
+                part.view_as(each).copy_(each.grad)
+        weigh(vector[bucket.begin : bucket.end], weight)
+
+    def tell(self, vector: Tensor, weight: float, place: int, told: Told) -> None:
+        """Puts in which gradients the rank at `place` has, and what it tells."""
         given = torch.tensor([float(weight > 0 and each.grad is not None) for each in self._parameters])
-        vector = torch.cat([*(each.flatten() for each in gradients), given, torch.zeros(ranks * len(told))])
-        weigh(vector[: self.values], weight)
+        vector[self.values : self.size] = given
         vector[self.size + place * len(told) :][: len(told)] = torch.tensor(told)
-        return vector
 
     def told(self, averages: Tensor, ranks: int) -> list[Told]:
         """What each rank has told; numbers, but for rounding."""

@@ -9,10 +9,10 @@
 `job.step()` averages the gradients of all ranks and steps the optimizer. A step is made by all ranks that live, or by
 none, and then the loop gets the same batch again.
 
-The ranks need no vote for that. An all-reduce ends on a rank when it has data of all ranks, and a rank starts that of
-step s after it has made step s - 1. So when a rank dies, those that live have made s or s - 1 steps. If one of them has
-made s, it still has the averages of that step, whose bits are the same on all ranks: the others get them and make it,
-too. If none has, all repeat it without the dead rank.
+The ranks need no vote for that. An all-reduce ends on a rank when it has data of all ranks. A rank starts those of step
+s after it has made step s - 1, and makes it when they have ended. So when a rank dies, those that live have made s or
+s - 1 steps. If one of them has made s, it still has the averages of that step, whose bits are the same on all ranks:
+the others get them and make it, too. If none has, all repeat it without the dead rank.
 
 After the last step there is no next one to fail. So all meet in a small all-reduce at the end of the context: where
 that ends, all have made the last step. A rank on which it ends says so in the Store, and nobody waits for that rank.
@@ -39,6 +39,7 @@ from ...transport.log import log
 from .averages import Averages
 from .membership import ExcludedError, Membership
 from .newcomers import difference
+from .overlap import Overlap
 from .replica import CODECS, DifferingError, Replica
 from .sampler import Sampler
 from .state import State
@@ -59,6 +60,7 @@ class Job:
         join: dist.Store | None,
         clip_norm: float | None,
         codec: str,
+        overlap: bool,
     ) -> None:
         world = check_world(min_size, joins=join is not None)
         who = "elastic(join=...)" if world is None else f"rank {dist.get_rank()}: elastic"
@@ -71,8 +73,10 @@ class Job:
         self._min_size = min_size
         self._store = join
         self._state = State(model, optimizer, schedule)
-        trained = [each for each in model.parameters() if each.requires_grad]
-        self._averages = Averages(trained, check_norm(clip_norm, who))
+        self._trained = [each for each in model.parameters() if each.requires_grad]
+        self._averages = Averages(self._trained, check_norm(clip_norm, who))
+        self._overlaps = overlap
+        self._overlap: Overlap | None = None
         if codec not in CODECS:
             raise ConfigError(f"{who}(codec={codec!r}): use one of {', '.join(CODECS)}")
         self._codec = codec
@@ -91,6 +95,8 @@ class Job:
         if self._model is not None:
             self._model.reducer._rebuild_buckets()  # it may be due, and is an operation of all ranks
             self._model.require_backward_grad_sync = False
+        if self._overlaps:
+            self._overlap = Overlap(self._trained, lambda: self._replica.begin(len(self._membership.world.members)))
         return self
 
     def __exit__(
@@ -104,6 +110,8 @@ class Job:
 
     def _release(self, *, rests: bool) -> None:
         """Gives back what `__enter__` took. `rests`: DDP's model averages by itself again, in the present WORLD."""
+        if self._overlap is not None:
+            self._overlap.remove()
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         self._membership.close()
@@ -228,6 +236,9 @@ class Job:
                 self._membership.regroup(leavers)
         if not self._membership.has_left and len(self._membership.computing) < self._min_size:
             self._close()
+        replica.forget()
+        if self._overlap is not None:
+            self._overlap.stepped()
         self._optimizer.zero_grad()
         self._is_over = self._membership.has_left
         self._done = self._membership.has_left or replica.made >= attempted
@@ -349,6 +360,7 @@ def elastic(
     join: dist.Store | None = None,
     clip_norm: float | None = None,
     codec: str = "none",
+    overlap: bool = True,
 ) -> Job:
     """A context in which the job goes on when ranks leave (SIGTERM, `Job.leave()`) or die, and takes new ones.
 
@@ -360,11 +372,13 @@ def elastic(
 
     `join`: this process has no WORLD; it joins the job that uses this Store, with `Job.sampler`. `clip_norm`: the
     averages are clipped to this norm before the optimizer steps, as by `torch.nn.utils.clip_grad_norm_`. `codec`:
-    "bf16" halves what gradients send between hosts.
+    "bf16" halves what gradients send between hosts. `overlap`: gradients travel while the backward pass makes the
+    others, from the second step on; so the loop must not change them between the backward pass and `step`. With False
+    all travel in `step`.
 
     The end of the context is one operation of all ranks, which waits for all to come, up to the timeout of WORLD.
 
     Raises ConfigError for a `min_size` above the number of ranks, a `clip_norm` that is no number above 0, another
     `codec`, and for models, optimizers and groups that it cannot serve.
     """
-    return Job(model, optimizer, min_size, schedule, join, clip_norm, codec)
+    return Job(model, optimizer, min_size, schedule, join, clip_norm, codec, overlap)

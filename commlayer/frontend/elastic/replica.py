@@ -22,6 +22,7 @@ from ...errors import CommError, MismatchError
 from ...transport.log import log
 from ..work.odd import odd_ones
 from .averages import Averages, Told
+from .contribution import Contribution
 from .packing import Packing
 from .sampler import Sampler
 from .state import State, checksum
@@ -74,6 +75,8 @@ class Replica:
         """The latest state that this rank gives: it must be whole before the next step changes it."""
         self._compares = True
         """In the next average, the members compare their states."""
+        self._contribution: Contribution | None = None
+        """To the step that is due, if a part of it is on its way already."""
 
     def listen(self) -> None:
         """This rank lacks the state."""
@@ -98,6 +101,19 @@ class Replica:
             return 0.0
         return 1.0 if self.sampler is None else self.sampler.take(ranks)
 
+    def begin(self, ranks: int) -> Contribution | None:
+        """The contribution to the step that is due, while the batch is computed. None where the step must begin with
+        `average`: while a member listens, all ask each other first whether there is a step."""
+        if self.listening or (self.sampler is not None and not self.sampler.is_computing):
+            return None
+        weight = 1.0 if self.sampler is None else self.sampler.weight(ranks)
+        self._contribution = Contribution(self._gradients, ranks, weight, self._start)
+        return self._contribution
+
+    def forget(self) -> None:
+        """The step that was due is over."""
+        self._contribution = None
+
     def average(self, world: World, weight: float, *, leaves: bool, invites: bool) -> dict[int, Told]:
         """Makes a step with all members; returns what each one has told. Raises DifferingError if some of them have
         other hyperparameters or another state than the rest."""
@@ -108,8 +124,9 @@ class Replica:
         settings = 0 if self.is_listening else checksum(self._settings())
         state = checksum(self._state.sums()) if self._compares and not self.is_listening else 0
         told = Told(float(leaves), speed, float(holds), float(invites), settings, state)
-        averages = self._gradients.contribution(weight, place, size, told)
-        self._reduce(averages)
+        contribution = self._contribution or Contribution(self._gradients, size, weight, self._start)
+        self._reduce(contribution, place, told)
+        averages = contribution.vector
         heard = dict(zip(world.members, self._gradients.told(averages, size), strict=True))
         self._check(world.own, heard)
         if holds:
@@ -123,13 +140,14 @@ class Replica:
         self._sendings = {to: each for to, each in self._sendings.items() if to in self.listening}
         return heard
 
-    def _reduce(self, averages: Tensor) -> None:
+    def _reduce(self, contribution: Contribution, place: int, told: Told) -> None:
         """Averages the vector over all members. Transfers go on meanwhile."""
-        works, exact = list[Any](), averages
+        last, works, vector = contribution.finish(place, told), contribution.works, contribution.vector
+        exact = vector[last.begin :]
         if self._codec != "none":
-            works, exact = [self._encoded(averages[: self._gradients.values])], averages[self._gradients.values :]
+            works, exact = [*works, self._start(vector[last.begin : last.end])], vector[last.end :]
         if self.is_listening or self._sendings:
-            works.append(dist.all_reduce(exact, op=dist.ReduceOp.AVG, async_op=True))
+            works = [*works, self._exact(exact)]
             while not all(each.is_completed() for each in works):
                 self._send()
                 if not self._catch_up():
@@ -138,6 +156,12 @@ class Replica:
             dist.all_reduce(exact, op=dist.ReduceOp.AVG)
         for each in works:
             each.wait()
+
+    def _start(self, gradients: Tensor) -> Any:
+        return self._exact(gradients) if self._codec == "none" else self._encoded(gradients)
+
+    def _exact(self, values: Tensor) -> Any:
+        return dist.all_reduce(values, op=dist.ReduceOp.AVG, async_op=True)
 
     def _encoded(self, values: Tensor) -> Any:
         """Averages gradients in the codec. The rank that makes a sum sends the same bytes to all."""

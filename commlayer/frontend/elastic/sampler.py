@@ -73,19 +73,31 @@ class Sampler(TorchSampler[list[int]]):
             else:
                 self._job.step()  # there are fewer samples than ranks
 
-    def take(self, ranks: int) -> float:
+    def weight(self, ranks: int) -> float:
         """The factor of this rank's gradients in a plain average over `ranks`, with which it becomes the average over
-        the samples of all ranks (`samples.weight_of`). The loop has computed its batch."""
+        the samples of all ranks (`samples.weight_of`)."""
         if self._begun_s is None:
             raise ClosedError(
                 f"rank {self._job.number}: step() without a batch of job.sampler(): take each batch from a loop over it"
             )
-        batch = self._batch()
-        count = self._speeds.shares(self._job._computing, len(batch))[self._job.number]
-        if count:
-            self._speeds.note(count, time.perf_counter() - self._begun_s)
+        return self._count() * ranks / len(self._batch())
+
+    @property
+    def is_computing(self) -> bool:
+        """Whether the loop has a batch."""
+        return self._begun_s is not None
+
+    def take(self, ranks: int) -> float:
+        """The `weight`. The loop has computed its batch."""
+        weight = self.weight(ranks)
+        assert self._begun_s is not None  # noqa: S101
+        if weight:
+            self._speeds.note(self._count(), time.perf_counter() - self._begun_s)
         self._begun_s = None
-        return count * ranks / len(batch)
+        return weight
+
+    def _count(self) -> int:
+        return self._speeds.shares(self._job._computing, len(self._batch()))[self._job.number]
 
     @property
     def speed(self) -> float:

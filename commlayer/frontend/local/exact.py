@@ -28,6 +28,7 @@ from ...compress.loss_scale import LossScale
 from ...errors import ConfigError
 from ...plans.codec import VALUE_BYTES
 from ..gradients.hook_group import largest_of
+from ..gradients.passes import Passes
 from ..group.backend import CommProcessGroup
 from ..work.context import labelled, priority
 from .bucket import Bucket, buckets_of, whole_buckets_of
@@ -35,7 +36,6 @@ from .exact_state import ExactState, check_whole
 from .fragment import adopt, fragments_of
 from .heads import Head, Heads
 from .measured import Measured
-from .passes import Passes
 from .site import Site
 from .weights import Weights
 

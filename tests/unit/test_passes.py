@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from commlayer.frontend.local.passes import Passes
+from commlayer.frontend.gradients.passes import Passes
 
 
 class Watched:

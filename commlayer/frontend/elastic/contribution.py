@@ -1,0 +1,68 @@
+"""`Contribution`: what this rank gives to the averages of one step. They travel bucket by bucket."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+
+from ...errors import ConfigError
+from .averages import Averages, Bucket, Told
+
+
+class Contribution:
+    """All ranks start the same buckets, in the same order: those but the last one by `start`, or all by `finish`."""
+
+    def __init__(self, averages: Averages, ranks: int, weight: float, average: Callable[[Tensor], Any]) -> None:
+        """`weight`: that of this rank's gradients. `average` starts an average over all ranks, in place."""
+        self.vector = averages.vector(ranks)
+        """The averages, once `works` and that of the rest have ended."""
+        self.works = list[Any]()
+        """Those of the buckets that were started."""
+        self._averages, self._weight, self._average = averages, weight, average
+        self._begun = 0
+        self._error: Exception | None = None
+        self._taken: list[tuple[nn.Parameter, Tensor | None, int]] = []
+
+    @property
+    def next(self) -> Bucket | None:
+        """The bucket that `start` starts; None: only the last one is left."""
+        buckets = self._averages.buckets
+        return buckets[self._begun] if self._begun < len(buckets) - 1 else None
+
+    def start(self) -> None:
+        """Takes the gradients of the next bucket, and starts their average. An error is raised by `finish`."""
+        bucket = self.next
+        assert bucket is not None  # noqa: S101
+        self._averages.fill(self.vector, bucket, self._weight)
+        self._taken += [(each, each.grad, _version(each.grad)) for each in bucket.parameters]
+        self._begun += 1
+        if self._error is None:
+            try:
+                self.works.append(self._average(self.vector[bucket.begin : bucket.end]))
+            except Exception as error:
+                self._error = error
+
+    def finish(self, place: int, told: Told) -> Bucket:
+        """Starts what is left, but the last bucket: returns it. With all behind it, it is up to the caller. `place`:
+        this rank's, which tells this. Raises ConfigError if gradients have changed since they were taken."""
+        for parameter, gradient, version in self._taken:
+            if parameter.grad is not gradient or _version(gradient) != version:
+                raise ConfigError(
+                    f"elastic: a gradient of shape {tuple(parameter.shape)} was changed between the backward pass and "
+                    f"job.step(), when it was already on its way to the other ranks: clip by elastic(clip_norm=...), "
+                    f"or send all gradients in job.step() by elastic(overlap=False)"
+                )
+        while self.next is not None:
+            self.start()
+        if self._error is not None:
+            raise self._error
+        last = self._averages.buckets[-1]
+        self._averages.fill(self.vector, last, self._weight)
+        self._averages.tell(self.vector, self._weight, place, told)
+        return last
+
+
+def _version(tensor: Tensor | None) -> int:
+    return -1 if tensor is None else tensor._version
