@@ -58,6 +58,13 @@ void cl_cc_init(struct cl_cc *cc, uint32_t packet_bytes)
     set_window(cc, (double)WINDOW_PACKETS_START * cc->packet_bytes);
 }
 
+void cl_cc_resume(struct cl_cc *cc, uint64_t window)
+{
+    cc->slow_start = cc->sharing = false;
+    cc->queue_us = 0;
+    set_window(cc, (double)window);
+}
+
 static double target_of(uint32_t target_us, const struct cl_cc_sample *sample)
 {
     double least_us = (double)TARGET_PACKETS * sample->packet_us;
@@ -67,6 +74,11 @@ static double target_of(uint32_t target_us, const struct cl_cc_sample *sample)
 static double lesser(double a, double b)
 {
     return a < b ? a : b;
+}
+
+uint32_t cl_cc_target_us(const struct cl_cc *cc, uint32_t packet_us)
+{
+    return (uint32_t)target_of(cc->target_us, &(struct cl_cc_sample){.packet_us = packet_us});
 }
 
 static void overflowed(struct cl_cc *cc, const struct cl_cc_sample *sample)

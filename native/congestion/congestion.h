@@ -121,6 +121,12 @@ static inline uint64_t cl_congestion_nic_ready_us(struct cl_congestion_nic *nic,
 
 /* ---- questions ---- */
 
+/* Whether others fill the buffers on the way: bursts would overflow them. */
+static inline bool cl_congestion_is_contested(const struct cl_congestion *congestion)
+{
+    return congestion->control.type->is_contested(&congestion->control);
+}
+
 /* How long a packet that is sent now will stand in queues. */
 static inline uint64_t cl_congestion_delay_us(const struct cl_congestion *congestion)
 {

@@ -1,5 +1,7 @@
 #include "congestion/delay.h"
 
+enum { CROWD_US = 1000000 /* hosts that sent to the peer so long ago may do so again */ };
+
 static struct cl_delay_nic *nic_of(const struct cl_rate_control *control)
 {
     return (struct cl_delay_nic *)(void *)control->nic; /* its first member */
@@ -17,6 +19,7 @@ static void init(struct cl_rate_control *control, uint32_t datagram_bytes)
     struct cl_delay *delay = (struct cl_delay *)(void *)control; /* its first member */
     *delay = (struct cl_delay){.control = *control};
     cl_cc_init(&delay->cc, datagram_bytes);
+    cl_contest_init(&delay->contest, datagram_bytes);
     cl_scavenger_init(&delay->scavenger, datagram_bytes);
     cl_pacer_init(&delay->pacer, 0, (uint64_t)CL_PACER_BURST_PACKETS * datagram_bytes, 0);
 }
@@ -57,6 +60,52 @@ static void sent_control(struct cl_rate_control *control, uint32_t bytes)
     cl_egress_sent(&nic_of(control)->egress, 0, bytes);
 }
 
+/* Whether the path shares neither its interface nor the receiver's port with another one. */
+static bool is_alone(const struct cl_delay *delay, uint64_t now_us)
+{
+    return cl_egress_receivers(&nic_of(&delay->control)->egress, now_us) < 2 && now_us > delay->crowd_us + CROWD_US;
+}
+
+/* The queue that this job keeps on purpose. Where paths share an interface or a port, their windows keep some as well.
+ */
+static uint32_t kept_us(const struct cl_delay *delay, uint64_t now_us)
+{
+    struct cl_egress *egress = &nic_of(&delay->control)->egress;
+    uint32_t beyond_us = cl_cc_target_us(&delay->cc, (uint32_t)cl_egress_packet_us(egress));
+    return (uint32_t)cl_egress_target_us(egress, now_us) + (is_alone(delay, now_us) ? 0 : beyond_us);
+}
+
+/* Does another flow fill the queue? Traffic that yields does not ask: it has a window of its own. */
+static void judge_contest(struct cl_delay *delay, const struct cl_congestion_ack *ack, uint64_t now_us)
+{
+    if (ack->yielding == ack->bytes)
+        return;
+    struct cl_egress *egress = &nic_of(&delay->control)->egress;
+    const struct cl_congestion_timing *timing = &ack->timing;
+    uint32_t took_us = (uint32_t)(now_us - timing->sent_us), network_us = timing->base_us + timing->queue_us;
+    if (ack->port_senders > 1)
+        delay->crowd_us = now_us;
+    const struct cl_loss_trial *trial = &egress->loss_trial;
+    struct cl_contest_sample sample = {.bytes = ack->bytes,
+                                       .packets = ack->packets,
+                                       .largest = ack->largest,
+                                       .next = ack->next,
+                                       .senders = ack->port_senders,
+                                       .alone = is_alone(delay, now_us),
+                                       .limited = ack->limited,
+                                       .trial = trial->trial ? trial : &delay->cc.loss_trial,
+                                       .timed = timing->known,
+                                       .queue_us = timing->queue_us,
+                                       .base_us = timing->base_us,
+                                       .host_us = took_us > network_us ? took_us - network_us : 0,
+                                       .kept_us = kept_us(delay, now_us)};
+    enum cl_contest_news news = cl_contest_on_acked(&delay->contest, &sample, now_us);
+    if (news == CL_CONTEST_OVERFLOWED)
+        cl_egress_overflowed(egress, now_us);
+    else if (news == CL_CONTEST_ENDED)
+        cl_cc_resume(&delay->cc, cl_contest_window(&delay->contest));
+}
+
 static void acknowledged(struct cl_rate_control *control, const struct cl_congestion_ack *ack, uint64_t now_us)
 {
     struct cl_delay *delay = (struct cl_delay *)(void *)control; /* its first member */
@@ -71,10 +120,11 @@ static void acknowledged(struct cl_rate_control *control, const struct cl_conges
         sample.share = (uint64_t)ack->port_rate * 1000 / ack->port_senders;
     sample.crowded = ack->port_senders > 1 && sample.share && ack->port_senders > cl_egress_receivers(egress, now_us);
     const struct cl_congestion_timing *timing = &ack->timing;
+    judge_contest(delay, ack, now_us);
     if (timing->known) {
         struct cl_egress_sample left = {.class = timing->class,
                                         .overtaken = timing->overtaken,
-                                        .crowded = sample.crowded,
+                                        .crowded = sample.crowded || delay->contest.active,
                                         .snapshot = timing->packet.egress,
                                         .sent_us = timing->sent_us,
                                         .clock_us = timing->clock_us,
@@ -95,7 +145,9 @@ static void acknowledged(struct cl_rate_control *control, const struct cl_conges
                                                                            .timed = timing->known,
                                                                            .queue_us = timing->queue_us,
                                                                            .packet_us = sample.packet_us});
-    if (delay->cc.rate != delay->pacer.rate)
+    if (delay->contest.active)
+        cl_pacer_set(&delay->pacer, cl_contest_rate(&delay->contest), cl_contest_burst(&delay->contest), now_us);
+    else if (delay->cc.rate != delay->pacer.rate)
         cl_pacer_set(&delay->pacer, delay->cc.rate, delay->cc.burst, now_us);
 }
 
@@ -104,6 +156,7 @@ static void lost(struct cl_rate_control *control, uint32_t packets)
     struct cl_delay *delay = (struct cl_delay *)(void *)control; /* its first member */
     cl_egress_on_settled(&nic_of(control)->egress, 0, packets);
     cl_cc_on_lost(&delay->cc, packets);
+    cl_contest_on_lost(&delay->contest, packets);
     cl_scavenger_on_lost(&delay->scavenger);
 }
 
@@ -111,6 +164,7 @@ static void timeout(struct cl_rate_control *control, uint32_t count)
 {
     struct cl_delay *delay = (struct cl_delay *)(void *)control; /* its first member */
     cl_cc_on_pto(&delay->cc, count);
+    cl_contest_on_pto(&delay->contest, count);
     cl_scavenger_on_pto(&delay->scavenger, count);
 }
 
@@ -122,11 +176,16 @@ static void received(struct cl_rate_control *control, uint32_t bytes, uint64_t r
 
 /* ---- may a packet leave? ---- */
 
+static uint64_t window_of(const struct cl_delay *delay)
+{
+    return delay->contest.active ? cl_contest_window(&delay->contest) : delay->cc.window;
+}
+
 static bool has_room(const struct cl_rate_control *control, uint8_t class, const struct cl_congestion_flight *flight,
                      uint32_t bytes)
 {
     const struct cl_delay *delay = (const struct cl_delay *)(const void *)control; /* its first member */
-    uint64_t window = delay->cc.window;
+    uint64_t window = window_of(delay);
     uint64_t least = (uint64_t)CL_DELAY_URGENT_PACKETS * delay->cc.packet_bytes;
     if (class == CL_CLASS_YIELDS)
         return flight->own + bytes <= cl_scavenger_window(&delay->scavenger);
@@ -151,6 +210,11 @@ static uint64_t nic_ready_us(struct cl_rate_control_nic *nic, uint8_t class, uin
 }
 
 /* ---- questions ---- */
+
+static bool is_contested(const struct cl_rate_control *control)
+{
+    return ((const struct cl_delay *)(const void *)control)->contest.active; /* its first member */
+}
 
 static uint64_t delay_us(const struct cl_rate_control *control)
 {
@@ -187,7 +251,7 @@ static void report(const struct cl_rate_control *control, struct cl_congestion_r
 {
     const struct cl_delay *delay = (const struct cl_delay *)(const void *)control; /* its first member */
     const struct cl_egress *egress = &nic_of(control)->egress;
-    report->window_bytes = delay->cc.window;
+    report->window_bytes = window_of(delay);
     report->rate_bytes = delay->pacer.rate;
     report->queue_us = delay->cc.queue_us;
     report->capacity_bytes = (uint64_t)egress->capacity;
@@ -209,6 +273,7 @@ const struct cl_rate_control_type cl_rate_control_delay = {.name = "delay",
                                                            .has_room = has_room,
                                                            .ready_us = ready_us,
                                                            .nic_ready_us = nic_ready_us,
+                                                           .is_contested = is_contested,
                                                            .delay_us = delay_us,
                                                            .nic_rate = nic_rate,
                                                            .nic_is_mixed = nic_is_mixed,

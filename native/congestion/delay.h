@@ -6,6 +6,7 @@
 #pragma once
 
 #include "congestion/cc.h"
+#include "congestion/contest.h"
 #include "congestion/egress.h"
 #include "congestion/ingress.h"
 #include "congestion/pacer.h"
@@ -25,6 +26,8 @@ struct cl_delay_nic {
 struct cl_delay {
     struct cl_rate_control control; /* the first member */
     struct cl_cc cc;
+    struct cl_contest contest;
+    uint64_t crowd_us;             /* when the peer last had several senders */
     struct cl_scavenger scavenger; /* of CL_CLASS_YIELDS, beside the others */
     struct cl_pacer pacer;
     struct cl_egress_view view;

@@ -33,7 +33,7 @@ static double usual_target_us(const struct cl_egress *egress)
     return TARGET_DEPTHS * egress->depth_us + TARGET_PACKETS * cl_egress_packet_us(egress);
 }
 
-static double target_us(const struct cl_egress *egress, uint64_t now_us)
+double cl_egress_target_us(const struct cl_egress *egress, uint64_t now_us)
 {
     bool urgent = now_us < egress->urgent_until_us;
     return urgent ? TARGET_PACKETS * cl_egress_packet_us(egress) : usual_target_us(egress);
@@ -50,7 +50,7 @@ static uint32_t depth_of(const struct cl_egress *egress, double packets)
 
 static void set_rate(struct cl_egress *egress, uint64_t now_us)
 {
-    double gain = 1 + (target_us(egress, now_us) - egress->queue_us) / (RECOVERY * egress->depth_us);
+    double gain = 1 + (cl_egress_target_us(egress, now_us) - egress->queue_us) / (RECOVERY * egress->depth_us);
     gain = egress->startup ? GAIN_STARTUP : egress->empty ? GAIN_EMPTY : gain < GAIN_MIN ? GAIN_MIN : gain;
     double burst = egress->capacity * egress->depth_us / 1e6;
     double least = (double)CL_PACER_BURST_PACKETS * egress->datagram_bytes;
@@ -245,6 +245,12 @@ void cl_egress_on_settled(struct cl_egress *egress, uint32_t acked, uint32_t los
 {
     cl_loss_trial_count(&egress->loss_trial, acked, lost);
     egress->lost_bytes += (uint64_t)lost * egress->datagram_bytes;
+}
+
+void cl_egress_overflowed(struct cl_egress *egress, uint64_t now_us)
+{
+    if (!egress->startup && !egress->loss_trial.trial && now_us >= egress->cut_us + CUT_US)
+        overflowed(egress, egress->depth_us, now_us);
 }
 
 uint64_t cl_egress_backlog_us(const struct cl_egress *egress)

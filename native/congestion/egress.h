@@ -120,6 +120,8 @@ void cl_egress_sent(struct cl_egress *egress, uint8_t class, uint32_t bytes);
 /* Takes an acknowledged packet in. Returns its queueing delay beyond this interface. */
 uint32_t cl_egress_on_sample(struct cl_egress *egress, struct cl_egress_view *view,
                              const struct cl_egress_sample *sample, uint64_t now_us);
+/* The queue has overflowed at the present depth. */
+void cl_egress_overflowed(struct cl_egress *egress, uint64_t now_us);
 void cl_egress_on_settled(struct cl_egress *egress, uint32_t acked, uint32_t lost);
 
 /* How many paths carried data lately. `Lately` is longer here than where a receiver counts its senders: a sender that
@@ -128,6 +130,9 @@ static inline uint32_t cl_egress_receivers(struct cl_egress *egress, uint64_t no
 {
     return cl_active_set_count(&egress->receivers, CL_EGRESS_IDLE_US, now_us);
 }
+
+/* The length of the queue to keep in front of the interface. */
+double cl_egress_target_us(const struct cl_egress *egress, uint64_t now_us);
 
 /* How long a full packet takes on the link. */
 static inline double cl_egress_packet_us(const struct cl_egress *egress)

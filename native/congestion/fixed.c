@@ -86,6 +86,12 @@ static uint64_t nic_ready_us(struct cl_rate_control_nic *nic, uint8_t class, uin
 
 /* ---- questions: it has measured nothing ---- */
 
+static bool is_contested(const struct cl_rate_control *control)
+{
+    (void)control;
+    return false;
+}
+
 static uint64_t delay_us(const struct cl_rate_control *control)
 {
     (void)control;
@@ -133,6 +139,7 @@ const struct cl_rate_control_type cl_rate_control_fixed = {.name = "fixed",
                                                            .has_room = has_room,
                                                            .ready_us = ready_us,
                                                            .nic_ready_us = nic_ready_us,
+                                                           .is_contested = is_contested,
                                                            .delay_us = delay_us,
                                                            .nic_rate = nic_rate,
                                                            .nic_is_mixed = never,

@@ -103,6 +103,7 @@ struct cl_rate_control_type {
     uint64_t (*ready_us)(struct cl_rate_control *control, uint8_t class, uint64_t now_us);
     uint64_t (*nic_ready_us)(struct cl_rate_control_nic *nic, uint8_t class, uint64_t now_us);
 
+    bool (*is_contested)(const struct cl_rate_control *control);
     uint64_t (*delay_us)(const struct cl_rate_control *control);
     uint64_t (*nic_rate)(const struct cl_rate_control_nic *nic);
     bool (*nic_is_mixed)(const struct cl_rate_control_nic *nic, uint64_t now_us);

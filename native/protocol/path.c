@@ -29,7 +29,8 @@ bool cl_path_open(const struct cl_path *path, uint8_t class, uint32_t bytes)
 bool cl_path_asks(struct cl_path *path, uint8_t class, uint32_t bytes)
 {
     uint32_t every = class == CL_CLASS_YIELDS ? CL_PATH_ACK_EVERY_YIELDS : CL_PATH_ACK_EVERY_MAX;
-    bool asks = ++path->unasked >= every || path->unasked > path->sent.packets / 2;
+    uint32_t parts = cl_congestion_is_contested(&path->congestion) ? CL_PATH_ACKS_CONTESTED : CL_PATH_ACKS;
+    bool asks = ++path->unasked >= every || path->unasked > path->sent.packets / parts;
     /* a full window in which no packet asks for an acknowledgement would wait for the receiver's timer */
     if (!asks && !cl_path_open(path, class, bytes))
         asks = path->loss.any_acked && path->asked <= path->loss.largest_acked[0];

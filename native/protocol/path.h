@@ -19,6 +19,8 @@ enum {
     CL_PATH_PROBE_US = 50000,         /* how often a dead path is tried */
     CL_PATH_PROBE_IDLE_US = 10000000, /* the same, while nothing waits for the peer */
     CL_PATH_PINGS_MAX = 16,       /* unanswered PINGs that are remembered: the longest round trip in CL_PATH_PROBE_US */
+    CL_PATH_ACKS = 2,             /* how often a sender asks for an acknowledgement, per packets in flight */
+    CL_PATH_ACKS_CONTESTED = 8,   /* ... beside flows that fill the buffer: what they release must be no burst */
     CL_PATH_ACK_EVERY_MAX = 32,   /* packets after which a sender with a large window asks for an acknowledgement */
     CL_PATH_ACK_EVERY_YIELDS = 4, /* the same of traffic that yields: what acknowledgements release must be no queue */
 };

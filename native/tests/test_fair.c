@@ -1,5 +1,5 @@
-/* Whole endpoints beside a flow of TCP at one port, in virtual time, and alone. The table shows which share we take;
- * only that of traffic that yields has a limit. */
+/* Whole endpoints beside a flow of TCP at one port, in virtual time, and alone. The table shows which share we take. It
+ * has limits beside cubic, and for traffic that yields beside BBR as well. */
 #include "congestion/class.h"
 #include "congestion/scavenger.h"
 
@@ -8,7 +8,7 @@
 #include "tests/network.h"
 #include "tests/tcp.h"
 
-enum { MIB = 1 << 20, MESSAGES_AHEAD = 8, WIRE_BYTES = 1514, PAYLOAD_BYTES = 1432, BUFFERS = 5 };
+enum { MIB = 1 << 20, MESSAGES_AHEAD = 8, WIRE_BYTES = 1514, PAYLOAD_BYTES = 1432, BUFFERS = 5, SEEDS = 3 };
 
 static const double PRODUCTS[BUFFERS] = {0.1, 0.5, 1, 2, 4}; /* of bandwidth and delay: the port's buffer */
 
@@ -25,15 +25,17 @@ struct shares {
     double ours, theirs; /* of the port's rate, percent */
 };
 
-static struct shares run(const struct place *place, double product, uint8_t class, enum neighbour neighbour)
+/* The neighbour joins later with each seed. */
+static struct shares run(const struct place *place, double product, uint8_t class, enum neighbour neighbour,
+                         uint64_t seed)
 {
-    struct network *network = network_new(2, 1, 20 * place->mbit, 100000, 64 << 20, 1);
+    struct network *network = network_new(2, 1, 20 * place->mbit, 100000, 64 << 20, seed);
     double packets = product * (double)place->round_us * place->mbit / 8 / WIRE_BYTES;
     network_set_link(network_ingress(network, 1, 0), place->mbit, (uint32_t)(packets < 2 ? 2 : packets + 0.5) + 1);
     network_set_delay(network, place->round_us / 2);
     network->sleep_ns = place->sleep_us * 1000;
     const struct cl_engine_stats *stats = cl_endpoint_stats(network->hosts[1].endpoint);
-    uint64_t begun_us = network_now_us(network), joined_us = begun_us + 100000; /* ours is alone at first */
+    uint64_t begun_us = network_now_us(network), joined_us = begun_us + 93000 + 7000 * seed;
     uint64_t warm_us = joined_us + place->us / 4, end_us = warm_us + place->us, ours = 0, theirs = 0;
     struct tcp *tcp = NULL;
     uint32_t posted = 0;
@@ -68,7 +70,13 @@ static void print_row(const struct place *place, uint8_t class, enum neighbour n
     printf("   %4.0f Mbit/s, %4.1f ms, sleep %3u us, %-10s %-12s |", place->mbit, (double)place->round_us / 1e3,
            (unsigned)place->sleep_us, class == CL_CLASS_YIELDS ? "yields," : "class 4,", NAMES[neighbour + 1]);
     for (int i = 0; i < BUFFERS; i++) {
-        shares[i] = run(place, PRODUCTS[i], class, neighbour);
+        uint64_t seeds = class == CL_CLASS_YIELDS || neighbour == NOBODY ? 1 : SEEDS;
+        shares[i] = (struct shares){0, 0};
+        for (uint64_t seed = 1; seed <= seeds; seed++) {
+            struct shares taken = run(place, PRODUCTS[i], class, neighbour, seed);
+            shares[i].ours += taken.ours / (double)seeds;
+            shares[i].theirs += taken.theirs / (double)seeds;
+        }
         printf(" %3.0f + %3.0f", shares[i].ours, shares[i].theirs);
     }
     printf("\n");
@@ -83,6 +91,8 @@ TEST(test_shares)
             for (int yields = 0; yields < 2; yields++) {
                 struct shares shares[BUFFERS];
                 print_row(&PLACES[i], yields ? CL_CLASS_YIELDS : 4, (enum neighbour)neighbour, shares);
+                for (int j = 0; !yields && neighbour == CUBIC && j < BUFFERS; j++)
+                    CHECK(shares[j].ours < (j ? 65 : 80) && (!j || shares[j].ours > 35));
                 for (int j = 1; yields && j < BUFFERS; j++) { /* from half a product on */
                     if (PRODUCTS[j] * PLACES[i].mbit * (double)PLACES[i].round_us / 8 < 16 * 1500)
                         continue; /* too few packets to show a queue */
