@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from commlayer.errors import ConfigError
-from commlayer.frontend.elastic.newcomers import difference
-from commlayer.frontend.elastic.state import State, checksum
+from commlayer.frontend.group.newcomers import difference
+from commlayer.frontend.group.state import State, checksum
 
 
 def build(seed: int, momentum: float = 0.9) -> tuple[nn.Module, torch.optim.Optimizer, Any]:
