@@ -174,8 +174,8 @@ class Rounds:
         pair = codec_of(self._form.codec).pair
         fine = None if pair is None else codec_of(FINE).pair
         parts = self.shared.fragments[self.turns.fragment(head.turn)].parts
-        weighted = self._form.is_weighted
-        sync = Sync(self._living.group, head, difference, parts, pair, fine, buffers, weighted, age, *self._others)
+        (ranks, has_listeners), weighted, group = self._others, self._form.is_weighted, self._living.group
+        sync = Sync(group, head, difference, parts, pair, fine, buffers, weighted, ranks, age, has_listeners)
         sync.start()
         self._sync = sync
 

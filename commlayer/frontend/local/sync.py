@@ -69,10 +69,10 @@ class Sync:
     """Flat, averaged exactly; empty: none."""
     is_weighted: bool
     """Whether samples give the weights; else all sites have the same."""
+    ranks: Sequence[int]
+    """Those of the group in the job."""
     age: int = 0
     """Local steps since it began."""
-    ranks: Sequence[int] = ()
-    """Those of the group in the job."""
     has_listeners: bool = False
     """Whether a rank of the group counts nothing, as all know from what they have told before."""
 
