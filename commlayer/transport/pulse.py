@@ -126,8 +126,8 @@ class Pulse:
             os.close(self._descriptors.popitem()[1])
 
     def _run(self) -> None:
-        count, store = 0, connection(self._store, self._timeout_s)
         with contextlib.suppress(RuntimeError):  # the Store is gone
+            count, store = 0, connection(self._store, self._timeout_s)
             while not self._stopped.wait(BEAT_S):
                 count += 1
                 store.set(str(self._own), str(count))

@@ -24,7 +24,8 @@ import torch.distributed as dist
 from torch import nn
 
 import commlayer
-from commlayer.frontend.elastic import averages, replica, transfer
+from commlayer.frontend.elastic import averages, replica
+from commlayer.frontend.group import transfer
 from tests import ranks
 
 SIZE = 3

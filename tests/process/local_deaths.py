@@ -1,4 +1,5 @@
-"""Training with `LocalSteps(min_sites=...)`, whose sites are killed, or stop by an exception. By hand, with many seeds:
+"""Training with `LocalSteps(min_sites=...)`, whose sites are killed, stop by an exception, or join. By hand, with many
+seeds:
 
 python -m tests.process.local_deaths --seeds 100
 """
@@ -7,13 +8,15 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import os
 import random
 import signal
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -24,10 +27,14 @@ from torch import Tensor
 
 import commlayer
 from commlayer.compress.fine import Fine
+from commlayer.frontend.group import transfer
+from commlayer.frontend.local import joining, local_steps
 from commlayer.frontend.local.arguments import CODECS
 from commlayer.frontend.local.fragment import fragments_of
+from commlayer.frontend.local.outer import PLAIN, Outer
 from commlayer.frontend.local.rounds import Rounds
 from commlayer.frontend.local.site import Site
+from commlayer.transport import joining as joining_of_groups
 from tests import ranks
 from tests.process.test_local_steps import ERRORS, Given
 
@@ -45,11 +52,11 @@ class Plan:
     delay: int = 2
     codec: str = "none"
     weights: tuple[int, ...] | None = None
-    """Samples per step of each rank."""
+    """Samples per step of each process."""
     steps: int = 20
     min_sites: int = 1
     kills: tuple[tuple[int, int, float], ...] = ()
-    """Rank, the turn of a sync, and the seconds from its start to the rank's death."""
+    """Process, the turn of a sync, and the seconds from its start to the process's death."""
     stops: tuple[tuple[int, int], ...] = ()
     """Rank, and the step before which it raises an exception."""
     deaf: tuple[tuple[int, int], ...] = ()
@@ -59,19 +66,45 @@ class Plan:
     has_buffers: bool = False
     is_uneven: bool = False
     """Then `steps` is the number of steps that the sites make in the mean."""
-    pauses_s: tuple[float, ...] = (0.002,) * SIZE
-    """The longest computation of a step, by rank."""
+    pauses_s: tuple[float, ...] = (0.002,) * (SIZE + 3)
+    """The longest computation of a step, by process."""
+    joins: tuple[int, ...] = ()
+    """The turns at which processes from SIZE on ask to join. Their numbers follow the order in which they ask."""
+    outer: tuple[float, float] = (1.0, 0.0)
+    last_piece: tuple[int, int] | None = None
+    """A process that dies when it has given or got so many pieces of a state."""
+    hosts: tuple[int, ...] | None = None
+    """The host of each site, by number, as its group sees it; None: as it is."""
+    is_slow: bool = False
+    """Whether states travel in small pieces, one at a time."""
+    kept: int = 8
+    """A site that joins keeps at least so many outcomes; then it may make the others wait."""
+    waits: bool = False
+    """Whether steps are long while a process that has asked does not train: so all join, also on a busy machine."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Ended:
+    """A sync: who took part in it, with how many samples, and who counted."""
+
+    members: tuple[int, ...]
+    samples: tuple[float, ...]
+    counting: tuple[bool, ...]
+    is_rest: bool
 
 
 @dataclasses.dataclass
 class Report:
-    """What a rank that lived has seen."""
+    """What a process that lived to the end has seen."""
 
     values: list[float]
     """Parameters, then buffers."""
-    syncs: list[tuple[tuple[int, ...], tuple[float, ...]]]
-    """Who took part in each sync, and with how many samples."""
+    number: int
+    """Of the site."""
+    syncs: dict[int, Ended]
+    """By turn."""
     steps: int
+    """Its own."""
     taken: list[int]
     """The turns of the syncs whose outcome came from another site, after a death."""
 
@@ -85,39 +118,39 @@ class Watched(Rounds):
 
     plan: Plan
     folder: Path
-    rank: int
-    size: int
+    process: int
 
-    def watch(self, rank: int, size: int, plan: Plan, folder: Path) -> None:
-        self.rank, self.plan, self.folder = rank, plan, folder
-        self.parties = {size: tuple(range(size))}
-        self.ended: list[tuple[tuple[int, ...], tuple[float, ...]]] = []
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.ended: dict[int, Ended] = {}
         self.taken: list[int] = []
 
     def _begin(self, head: Any, difference: Tensor, *given: Any) -> None:
-        writing = self.folder / f"{self.rank} {head.turn} half"  # it may be killed there
+        number = self._living.party.own
+        writing = self.folder / f"{number} {head.turn} half"  # it may be killed there
         torch.save(difference, writing)
-        writing.rename(self.folder / f"{self.rank} {head.turn}")
+        writing.rename(self.folder / f"{number} {head.turn}")
         super()._begin(head, difference, *given)
-        for rank, turn, after_s in self.plan.kills:
-            if (rank, turn) == (self.rank, head.turn):
+        ranks.store().set(f"begun {head.turn}", "")
+        for process, turn, after_s in self.plan.kills:
+            if (process, turn) == (self.process, head.turn):
                 threading.Thread(target=_die, args=(after_s,), daemon=True).start()
 
     def _ended(self, sync: Any) -> Any:
-        if (self.rank, sync.head.turn) in self.plan.deaf:
+        if (self.process, sync.head.turn) in self.plan.deaf:
             finish, sync.finish = sync.finish, lambda: _deaf(sync, finish)
-        ended, outcome = super()._ended(sync)
-        self.ended.append((self.parties[len(outcome.heads)], tuple(head.samples for head in outcome.heads)))
-        return ended, outcome
+        ended, outcome, is_heard = super()._ended(sync)
+        samples = tuple(head.samples for head in outcome.heads)
+        counting = tuple(not head.is_listening for head in outcome.heads)
+        self.ended[ended.head.turn] = Ended(tuple(ended.ranks), samples, counting, outcome.is_rest)
+        return ended, outcome, is_heard
 
     def _close(self) -> None:
-        if self.rank in self.plan.late:
+        if self.process in self.plan.late:
             os.kill(os.getpid(), signal.SIGKILL)
         super()._close()
 
     def _meet(self, sync: Any) -> Any:
-        members = self._living._party.members  # type: ignore[union-attr]
-        self.parties[len(members)] = tuple(members)
         found = super()._meet(sync)
         if found is not None:
             self.taken.append(sync.head.turn)
@@ -131,53 +164,97 @@ def _deaf(sync: Any, finish: Any) -> None:
     raise commlayer.PeerLostError("it did not hear the end")
 
 
+def _hosts_of(hosts: Sequence[int], descriptions: Sequence[Mapping[str, Any]]) -> tuple[tuple[int, ...], ...]:
+    found: dict[int, list[int]] = {}
+    for rank, description in enumerate(descriptions):
+        found.setdefault(hosts[description["peer"]], []).append(rank)
+    return tuple(tuple(members) for members in found.values())
+
+
+def _die_in_transfer(pieces: int) -> None:
+    for end, name in ((transfer.Sending, "_next"), (transfer.Receiving, "received")):
+
+        def pump(self: Any, *, real: Any = end.pump, name: str = name, **options: Any) -> Any:
+            if getattr(self, name) >= pieces:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(self, **options)
+
+        end.pump = pump  # type: ignore[method-assign]
+
+
 def _die(after_s: float) -> None:
     time.sleep(after_s)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def train(rank: int, size: int, plan: Plan, folder: str) -> Report | None:
-    ranks.init(rank, size, timeout=timedelta(seconds=20))
-    model = Given()
+def train(process: int, size: int, plan: Plan, folder: str) -> Report | str | None:
+    """Returns a report; why a process could not join; None of one that was stopped."""
+    joins, store = process >= SIZE, ranks.store()
+    Watched.plan, Watched.folder, Watched.process = plan, Path(folder), process
+    vars(local_steps)["Rounds"] = Watched
+    if plan.hosts is not None:
+        joining_of_groups.group_hosts = functools.partial(_hosts_of, plan.hosts)
+    if plan.is_slow or plan.last_piece is not None:
+        vars(transfer).update(PIECE_BYTES=1 << 16, IN_FLIGHT=1)
+    if plan.last_piece is not None and plan.last_piece[0] == process:
+        _die_in_transfer(plan.last_piece[1])
+    if plan.kept < joining.KEPT_LEAST:
+        vars(joining).update(KEPT_BYTES=0, KEPT_LEAST=plan.kept)
+    model = Given(process if joins else 5)
     mean = torch.zeros(3 if plan.has_buffers else 0)
     model.register_buffer("mean", mean)
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
-    samples = None if plan.weights is None else lambda: plan.weights[rank]  # type: ignore[index]
+    if joins:
+        store.set(f"started {process}", "")
+        store.wait([f"begun {plan.joins[process - SIZE]}"])
+    else:
+        ranks.init(process, SIZE, timeout=timedelta(seconds=20))
+    samples = None if plan.weights is None else lambda: plan.weights[process]  # type: ignore[index]
     local = commlayer.LocalSteps(
-        model, optimizer, plan.every, plan.fragments, (1.0, 0.0), plan.codec, samples, delay=plan.delay,
-        min_sites=plan.min_sites, buffers="average", uneven=plan.is_uneven,
+        model, optimizer, plan.every, plan.fragments, plan.outer, plan.codec, samples, delay=plan.delay,
+        min_sites=plan.min_sites, buffers="average", uneven=plan.is_uneven, join=store if joins else None,
     )  # fmt: skip
-    pauses = random.Random(f"{plan.seed} {rank}")
+    pauses = random.Random(f"{plan.seed} {process}")
+    made = 0
     try:
         with local:
             rounds: Any = local._rounds
-            rounds.__class__ = Watched
-            rounds.watch(rank, size, plan, Path(folder))
-            for step in range(plan.steps if not plan.is_uneven else 1000):
-                if plan.is_uneven and local.trained >= size * plan.steps:
-                    break
-                if (rank, step) in plan.stops:
+            while local.trained < SIZE * plan.steps if plan.is_uneven else local.steps < plan.steps:
+                if (process, made) in plan.stops:
                     raise Stopped
-                time.sleep(pauses.uniform(0, plan.pauses_s[rank]))
-                model.step(optimizer, rank, step)
-                mean += 1 + rank
+                for newcomer, turn in enumerate(plan.joins, SIZE):
+                    if local.syncs > turn:
+                        store.wait([f"started {newcomer}"])  # on a busy machine, later than all steps without this
+                asked = SIZE + sum(turn < local.syncs for turn in plan.joins)
+                is_awaited = plan.waits and len(local.ranks) < asked
+                time.sleep(0.2 if is_awaited else pauses.uniform(0, plan.pauses_s[process]))
+                model.step(optimizer, process, made)
+                mean += 1 + process
+                made += 1
     except Stopped:
         return None
+    except commlayer.ClosedError as error:
+        if not joins:
+            raise
+        return str(error)
     finally:
-        dist.destroy_process_group()
-    return Report([*model.values().tolist(), *mean.tolist()], rounds.ended, local.steps, rounds.taken)
+        if not joins:
+            dist.destroy_process_group()
+    return Report(
+        [*model.values().tolist(), *mean.tolist()], rounds._living.party.own, rounds.ended, made, rounds.taken
+    )
 
 
 def check(plan: Plan, **options: Any) -> dict[int, Report]:
     """Runs the plan. All that live must have the same weights, bit by bit; each sync has the same sites for all of
     them; and the shared weights are the sum of what these have sent, in which each step counts once.
 
-    Returns the reports of the ranks that live.
+    Returns the reports of the processes that live.
     """
     with tempfile.TemporaryDirectory() as folder:
-        killed = {rank for rank, *_ in plan.kills} | set(plan.late)
-        found = ranks.results(ranks.outcomes(train, SIZE, plan, folder, **options), killed)
-        lived = {rank: report for rank, report in enumerate(found) if report is not None}
+        killed = {process for process, *_ in plan.kills} | set(plan.late) | set((plan.last_piece or ())[:1])
+        found = ranks.results(ranks.outcomes(train, SIZE + len(plan.joins), plan, folder, **options), killed)
+        lived = {process: report for process, report in enumerate(found) if isinstance(report, Report)}
         sent = {
             (rank, turn): torch.load(path).double()
             for path in Path(folder).iterdir()
@@ -185,30 +262,39 @@ def check(plan: Plan, **options: Any) -> dict[int, Report]:
             for rank, turn in [map(int, path.name.split())]
         }
     first = next(iter(lived.values()))
+    assert list(first.syncs) == list(range(len(first.syncs)))
     for report in lived.values():
         assert report.values == first.values, "two states"
-        assert report.syncs == first.syncs, "a sync that not all have applied"
+        assert report.syncs.items() <= first.syncs.items(), "a sync that not all have applied"
+        assert list(report.syncs) == list(first.syncs)[-len(report.syncs) :], "a sync that not all have applied"
     shared = [values.double() for values in _fragments(Given().values(), plan)]
-    counted = {rank: [torch.zeros_like(values) for values in shared] for rank in lived}
-    for turn, (members, samples) in enumerate(first.syncs):
+    momentum = [torch.zeros_like(values) for values in shared]
+    outer = Outer(*plan.outer)
+    numbers = {report.number: process for process, report in lived.items()}
+    counted = {number: [torch.zeros_like(values) for values in shared] for number in numbers}
+    for turn, ended in first.syncs.items():
         at = turn % plan.fragments
-        weights = samples if plan.weights is not None or plan.is_uneven else (1.0,) * len(members)
-        for rank, weight in zip(members, weights, strict=True):
-            shared[at] += sent[rank, turn] * weight / (sum(weights) or 1.0)
+        weights = ended.samples if plan.weights is not None or plan.is_uneven else (1.0,) * len(ended.members)
+        total = sum(weight for weight, counts in zip(weights, ended.counting, strict=True) if counts) or 1.0
+        average = torch.zeros_like(shared[at])
+        for rank, weight in zip(ended.members, weights, strict=True):
+            average += sent[rank, turn] * weight / total
             if rank in counted and weight:
                 counted[rank][at] += sent[rank, turn]
+        shared[at] += (PLAIN if ended.is_rest else outer).change(average, momentum[at])
     limit = ERRORS[plan.codec] if plan.codec != "none" else 1e-5
     for ours, theirs in zip(_fragments(torch.tensor(first.values)[: len(Given().values())], plan), shared, strict=True):
         assert _apart(ours.double(), theirs) < limit, "the shared weights are not what the sites have sent"
-    for rank, parts in counted.items():
-        if plan.codec == "none" and (plan.weights is None or plan.weights[rank]):
-            for ours, steps in zip(parts, _fragments(_made(rank, lived[rank].steps), plan), strict=True):
-                assert _apart(ours, steps.double()) < 1e-4, f"a step of rank {rank} was lost, or counted twice"
+    for number, parts in counted.items():
+        process = numbers[number]
+        if plan.outer == (1.0, 0.0) and plan.codec == "none" and (plan.weights is None or plan.weights[process]):
+            for ours, steps in zip(parts, _fragments(_made(process, lived[process].steps), plan), strict=True):
+                assert _apart(ours, steps.double()) < 1e-4, f"a step of process {process} was lost, or counted twice"
     return lived
 
 
 def _apart(values: Tensor, others: Tensor) -> float:
-    return float((values - others).norm() / others.norm())
+    return float((values - others).norm() / (others.norm() or 1.0))
 
 
 def _made(rank: int, steps: int) -> Tensor:
@@ -229,20 +315,25 @@ def _fragments(values: Tensor, plan: Plan) -> list[Tensor]:
 
 
 def random_plan(seed: int) -> Plan:
-    """One or two of the sites go while the others train."""
+    """Up to two of the sites go, and up to two others join, while the others train."""
     draw = random.Random(seed)
     fragments = draw.randint(1, 3)
     every = draw.randint(fragments, 8)
-    steps = draw.randint(every, 24)
-    victims = draw.sample(range(SIZE), draw.choice([1, 1, 2]))
+    count = draw.choice([0, 1, 1, 2])
+    steps = draw.randint(3 * every, 40) if count else draw.randint(every, 24)
+    joins = tuple(sorted(draw.randrange(steps * fragments // every // 2 + 1) for _ in range(count)))
+    size = SIZE + len(joins)
+    victims = draw.sample(range(SIZE), draw.choice([0, 1, 2] if joins else [1, 1, 2]))
+    victims += [process for process in range(SIZE, size) if draw.random() < 0.25]
     syncs = steps * fragments // every + fragments
     kills, stops = list[tuple[int, int, float]](), list[tuple[int, int]]()
     for victim in victims:
+        first = 0 if victim < SIZE else joins[victim - SIZE]
         if draw.random() < 0.75:
-            kills.append((victim, draw.randrange(syncs), draw.choice([0.0, draw.uniform(0.0, 0.004)])))
+            kills.append((victim, draw.randrange(first, syncs), draw.choice([0.0, draw.uniform(0.0, 0.004)])))
         else:
             stops.append((victim, draw.randrange(steps)))
-    weights = tuple(draw.randint(0, 4) for _ in range(SIZE)) if draw.random() < 0.3 else None
+    weights = tuple(draw.randint(0, 4) for _ in range(size)) if draw.random() < 0.3 else None
     is_uneven = draw.random() < 0.3
     return Plan(
         seed,
@@ -254,9 +345,14 @@ def random_plan(seed: int) -> Plan:
         steps,
         has_buffers=draw.random() < 0.5,
         is_uneven=is_uneven,
-        pauses_s=tuple(draw.uniform(0.0, 0.008 if is_uneven else 0.002) for _ in range(SIZE)),
+        pauses_s=tuple(draw.uniform(0.0, 0.008 if is_uneven else 0.002) for _ in range(size)),
         kills=tuple(kills),
         stops=tuple(stops),
+        joins=joins,
+        outer=draw.choice([(1.0, 0.0), (1.0, 0.0), (0.7, 0.6)]),
+        is_slow=draw.random() < 0.5,
+        kept=draw.choice([2, 8]),
+        waits=draw.random() < 0.8,
     )
 
 
@@ -265,14 +361,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, default=100)
     parser.add_argument("--first", type=int, default=0)
     given = parser.parse_args(arguments)
-    taken = 0
+    found: Counter[str] = Counter()
     for seed in range(given.first, given.first + given.seeds):
         plan = random_plan(seed)
         lived = check(plan, environ=ranks.UDP if seed % 2 else None)
-        found = [turn for report in lived.values() for turn in report.taken]
-        taken += len(found)
-        print(seed, plan.kills, plan.stops, f"from another site: {found}" if found else "", flush=True)
-    print(f"{given.seeds} seeds: all states equal, no sync lost; {taken} outcomes of syncs came from another site")
+        here = Counter(
+            kills=len(plan.kills),
+            stops=len(plan.stops),
+            asked=len(plan.joins),
+            joined=sum(process >= SIZE for process in lived),
+            taken=sum(len(report.taken) for report in lived.values()),
+        )
+        print(seed, dict(+here), flush=True)
+        found += here
+    print(f"{given.seeds} seeds: all states equal, no sync lost; {dict(found)}")
 
 
 if __name__ == "__main__":

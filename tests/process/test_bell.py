@@ -31,7 +31,7 @@ def test_a_slow_site_makes_fewer_steps_of_which_each_counts(codec: str) -> None:
     lived = check(slow_last(codec=codec), environ=ranks.UDP)
     steps = [lived[rank].steps for rank in range(4)]
     assert steps[3] < min(steps[:3]) / 2, steps
-    heads = [samples for _, samples in lived[0].syncs]
+    heads = [ended.samples for ended in lived[0].syncs.values()]
     assert any(samples[3] < min(samples[:3]) for samples in heads)
 
 

@@ -16,8 +16,9 @@ import torch.distributed as dist
 from torch import nn
 
 import commlayer
-from commlayer.frontend.elastic import membership, newcomers, shares, transfer
-from commlayer.frontend.elastic.state import State
+from commlayer.frontend.elastic import membership, shares
+from commlayer.frontend.group import newcomers, transfer
+from commlayer.frontend.group.state import State
 from tests import ranks
 from tests.process import elastic_joins
 from tests.process.elastic_joins import SIZE, STEPS, Plan, build, loss_of
@@ -88,7 +89,7 @@ def _first_life(rank: int, size: int, victim: str) -> tuple[int, int, str]:
                 time.sleep(0.05)
                 loss_of(model, share).backward()
                 job.step()
-                sending = job._replica._sendings.get(3)
+                sending = job._replica._transfers.sendings.get(3)
                 if victim == "donor" and rank == 0 and sending is not None and sending._next > 2:
                     os.kill(os.getpid(), signal.SIGKILL)
     digest = elastic_joins.digest_of(model, optimizer, schedule)

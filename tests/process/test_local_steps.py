@@ -142,7 +142,7 @@ def sync_of(group: CommProcessGroup, difference: Tensor, codec: str, weight: flo
     pair = codec_of(codec).pair
     head = Head(0, 1, True, False, 1, weight or 1.0)
     parts = [Part(0, len(difference), False)]
-    sync = Sync(group, head, difference, parts, pair, pair, torch.zeros(0), weight is not None)
+    sync = Sync(group, head, difference, parts, pair, pair, torch.zeros(0), weight is not None, range(group.size()))
     sync.start()
     return sync.finish(), sync.counted()
 

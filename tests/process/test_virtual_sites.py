@@ -77,7 +77,7 @@ def virtually(rank: int, drawn: Program) -> list[bytes]:
             if site == rank:
                 seen.append(models[site].values().numpy().tobytes())
                 if step in drawn.evaluated:
-                    with rounds.averaged():
+                    with rounds.shared.averaged():
                         seen.append(models[site].values().numpy().tobytes())
         rounds.leave()
 

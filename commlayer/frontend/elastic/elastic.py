@@ -36,13 +36,13 @@ from torch.optim.lr_scheduler import LRScheduler
 from ...config import Config
 from ...errors import ClosedError, CommError, ConfigError, MismatchError, PeerLostError
 from ...transport.log import log
+from ..group.newcomers import difference
+from ..group.state import State
 from .averages import Averages
 from .membership import ExcludedError, Membership
-from .newcomers import difference
 from .overlap import Overlap
 from .replica import CODECS, DifferingError, Replica
 from .sampler import Sampler
-from .state import State
 from .suited import check_model, check_norm, check_stepped, check_world, size_of
 
 Batch = TypeVar("Batch")

@@ -9,13 +9,10 @@ import torch.distributed as dist
 
 from ...errors import ClosedError, CommError, ConfigError, MismatchError, PeerLostError
 from ...transport.log import log
+from ..group.newcomers import JOIN_S, Newcomers, ask, settings_of
 from ..group.party import ATTEMPTS, here
-from .newcomers import Newcomers, ask, settings_of
 from .replica import Replica
 from .world import World
-
-JOIN_S = 1800.0
-"""Longest wait of a process that joins."""
 
 
 class ExcludedError(PeerLostError):
@@ -61,9 +58,8 @@ class Membership:
 
     def open(self, settings: Mapping[str, Any]) -> None:
         """From now on, processes with these settings may join."""
-        self.world.pulse.beat()  # also on one host: those that will ask may run on another
         self._newcomers = Newcomers(self.world)
-        self._newcomers.open(settings_of(settings, self.world.token), self.world.roster(), len(self.world.members))
+        self._newcomers.open(settings_of(settings, self.world.token), len(self.world.members))
 
     def close(self) -> None:
         """Ends the threads."""
@@ -75,22 +71,10 @@ class Membership:
 
     def invite(self) -> bool:
         """Whether processes wait that join after this step. One member looks."""
-        world = self.world
         if self._newcomers is None:
             return False
-        self._newcomers.invites = self.computing[:1] == [world.own]
-        if not self._newcomers.invites:
-            return False
-        try:
-            waiting = self._newcomers.waiting()
-            world.add(waiting, are_new=True)
-            living = set(waiting) - world.dead(waiting)
-            if living:
-                world.survivors().invite(living)
-        except RuntimeError as error:
-            log.warning("rank %d cannot invite those that wait to join: %s", world.own, error)
-            return False
-        return bool(living)
+        self._newcomers.invites = self.computing[:1] == [self.world.own]
+        return self._newcomers.invites and self._newcomers.invite()
 
     def regroup(self, leavers: Collection[int]) -> bool:
         """Makes a new WORLD of the members that live and stay, and of newcomers, and the step that only some of them
@@ -111,12 +95,10 @@ class Membership:
             if world.own in verdict.gone:
                 self._go(set(members) - verdict.gone)
                 return True
-            newest = [each for each in verdict.joining if each not in verdict.gone]
             if self._newcomers is not None:
-                world.add(self._newcomers.places(newest), are_new=True)
-            world.members = [*(each for each in members if each not in verdict.gone), *newest]
-            if self._newcomers is not None:
-                self._newcomers.admit(newest, world.roster())
+                newest = self._newcomers.admit(verdict)
+            else:
+                world.members = [each for each in members if each not in verdict.gone]
             log.warning("rank %d goes on with ranks %s, without %s", world.own, world.members, sorted(verdict.gone))
             world.end()
             try:
@@ -136,7 +118,7 @@ class Membership:
         """Asks to join, until this rank is a member, which listens."""
         for _ in range(ATTEMPTS):
             self._world = world = ask(
-                store, lambda token: settings_of(settings, token), here(), self._silence_s, JOIN_S
+                World, store, lambda token: settings_of(settings, token), here(), self._silence_s, JOIN_S
             )
             self._replica.listen()
             try:

@@ -20,13 +20,12 @@ from torch._C._distributed_c10d import AllreduceOptions
 
 from ...errors import CommError, MismatchError
 from ...transport.log import log
+from ..group.state import State, checksum
+from ..group.transfer import Transfers
 from ..work.odd import odd_ones
 from .averages import Averages, Told
 from .contribution import Contribution
-from .packing import Packing
 from .sampler import Sampler
-from .state import State, checksum
-from .transfer import Receiving, Sending
 from .world import World
 
 KEPT_BYTES = 2 << 30
@@ -68,11 +67,7 @@ class Replica:
         self._waiting: deque[Tensor] | None = None
         """The averages of the steps that this rank lacks; None: it computes."""
         self._is_loaded = False
-        self._receiving: Receiving | None = None
-        self._source = -1
-        self._sendings: dict[int, Sending] = {}
-        self._packing: Packing | None = None
-        """The latest state that this rank gives: it must be whole before the next step changes it."""
+        self._transfers = Transfers(state.pack)
         self._compares = True
         """In the next average, the members compare their states."""
         self._contribution: Contribution | None = None
@@ -81,7 +76,8 @@ class Replica:
     def listen(self) -> None:
         """This rank lacks the state."""
         self.made, self._averages, self._waiting = -1, None, deque()
-        self._is_loaded, self._receiving, self._source = False, None, -1
+        self._is_loaded = False
+        self._transfers.listen()
 
     @property
     def is_listening(self) -> bool:
@@ -130,14 +126,14 @@ class Replica:
         heard = dict(zip(world.members, self._gradients.told(averages, size), strict=True))
         self._check(world.own, heard)
         if holds:
-            self._waiting = self._receiving = None
+            self._waiting = self._transfers.receiving = None
         self._apply(averages[: self._gradients.size])
         if self.sampler is not None:
             self.sampler.advance({each: heard[each].speed for each in self.computing(world.members)})
         ready = {each for each in world.members if heard[each].holds > 0}
         self.listening -= ready
         self._compares = bool(ready)
-        self._sendings = {to: each for to, each in self._sendings.items() if to in self.listening}
+        self._transfers.forget(self.listening)
         return heard
 
     def _reduce(self, contribution: Contribution, place: int, told: Told) -> None:
@@ -146,10 +142,10 @@ class Replica:
         exact = vector[last.begin :]
         if self._codec != "none":
             works, exact = [*works, self._start(vector[last.begin : last.end])], vector[last.end :]
-        if self.is_listening or self._sendings:
+        if self.is_listening or self._transfers.sendings:
             works = [*works, self._exact(exact)]
             while not all(each.is_completed() for each in works):
-                self._send()
+                self._transfers.send()
                 if not self._catch_up():
                     time.sleep(PAUSE_S)
         else:
@@ -203,38 +199,30 @@ class Replica:
             self._waiting.append(averages)
 
     def _step(self, averages: Tensor) -> None:
-        self._finish_packing()
+        self._transfers.finish_packing()
         self._gradients.put(averages)
         self._state.step()
-
-    def _finish_packing(self) -> None:
-        if self._packing is not None:
-            self._packing.packed()
-            self._packing = None
 
     # ---- a rank that listens ----
 
     def _pump(self) -> None:
         """Keeps transfers going, and takes what has come."""
-        self._send()
+        self._transfers.send()
         for _ in range(REPLAYS):
             self._catch_up()
         while self._waiting and not self._is_loaded and len(self._waiting) >= self._most():
             self._catch_up(waits=True)  # the others wait in their average, where they send
-
-    def _send(self) -> None:
-        for each in self._sendings.values():
-            each.pump()
 
     def _most(self) -> int:
         return max(KEPT_LEAST, KEPT_BYTES // (4 * self._gradients.size))
 
     def _catch_up(self, *, waits: bool = False) -> bool:
         """Does one thing that this rank lacks; False: nothing can be done now."""
-        if self._waiting is None or self._receiving is None:
+        receiving = self._transfers.receiving
+        if self._waiting is None or receiving is None:
             return False
         if not self._is_loaded:
-            state = self._receiving.pump(waits=waits)
+            state = receiving.pump(waits=waits)
             if state is None:
                 return False
             self._state.load(state)
@@ -249,13 +237,11 @@ class Replica:
 
     def report(self) -> dict[str, Any]:
         """What the other members of a new WORLD must know."""
-        receiving = self._receiving
         return {
+            **self._transfers.report(),
             "made": self.made,
             "has averages": self._averages is not None,
             "holds": self.holds,
-            "receives": None if receiving is None else (self._source, receiving.serial, receiving.received),
-            "sends": {to: each.serial for to, each in self._sendings.items()},
             "sampler": None if self.sampler is None else self.sampler.state(),
         }
 
@@ -284,28 +270,6 @@ class Replica:
         listening = {each for each in world.members if not told[each]["holds"]}
         self._compares = bool(self.listening.intersection(world.members) - listening)
         self.listening = listening
-        self._match(world, told)
-
-    def _match(self, world: World, reports: Mapping[int, Mapping[str, Any]]) -> None:
-        """Each member that listens gets the state from one that computes: the same as before, where that is there."""
-        computing = self.computing(world.members)
-        sendings, self._sendings = self._sendings, {}
-        packing: Packing | None = None
-        for count, member in enumerate(sorted(self.listening) if computing else ()):
-            source, serial, received = reports[member]["receives"] or (-1, -1, 0)
-            is_new = source not in computing or reports[source]["sends"].get(member) != serial
-            if is_new:
-                source, received = computing[count % len(computing)], 0
-            if world.own == source:
-                if is_new:
-                    if packing is None:
-                        self._finish_packing()  # an earlier one
-                        self._packing = packing = self._state.pack()
-                    sendings[member] = Sending(packing, world.generation)
-                self._sendings[member] = sendings[member]
-                sendings[member].resume(world.members.index(member), received)
-            elif world.own == member:
-                if is_new or self._receiving is None:
-                    self._waiting, self._is_loaded = deque(), False
-                    self._source, self._receiving = source, Receiving(world.generation)
-                self._receiving.resume(world.members.index(source))
+        if self._transfers.match(world, dist.group.WORLD, self.computing(world.members), listening, told):
+            self._waiting, self._is_loaded = deque(), False
+        self._transfers.pack()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import json
+from collections.abc import Mapping
 from datetime import timedelta
+from typing import Any
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
@@ -15,17 +16,15 @@ from ..group.backend import CommProcessGroup
 from ..group.options import Options
 from ..group.party import Party, Place, here, introduce
 
-JOB = "commlayer/elastic"
-"""The key under which a job's token stands in its Store."""
-
 
 class World(Party):
     """The members' ranks are those in WORLD."""
 
+    JOB = "commlayer/elastic"
+    OPENS = "job.sampler() makes it one"
+
     def __init__(self, root: dist.Store, token: str, own: int, place: Place, silence_s: float) -> None:
-        """`token`: the job's; the Store may have keys of its former life."""
-        super().__init__(root, f"{JOB}/{token}", own, place, silence_s)
-        self.token = token
+        super().__init__(root, token, own, place, silence_s)
         self.backend = ""
         self._use(Options())
 
@@ -66,23 +65,14 @@ class World(Party):
 
     # ---- for processes that join ----
 
-    def roster(self) -> str:
-        """What a process needs to meet the members in this WORLD, for `follow`."""
-        return json.dumps(
-            {
-                "generation": self.generation,
-                "members": self.members,
-                "places": {number: self.places[number] for number in self.members},
-                "backend": self.backend,
-                "policy": dataclasses.asdict(self.options.policy),
-                "timeout_s": self.timeout_s,
-            }
-        )
+    def roster(self) -> dict[str, Any]:
+        return {
+            **super().roster(),
+            "backend": self.backend,
+            "policy": dataclasses.asdict(self.options.policy),
+        }
 
-    def follow(self, roster: str) -> None:
-        """Takes over what another process has written."""
-        found = json.loads(roster)
-        self.generation, self.members = found["generation"], found["members"]
-        self.add({int(number): (host, process) for number, (host, process) in found["places"].items()})
-        self.backend = found["backend"]
-        self._use(Options(Policy(**found["policy"]), timeout=timedelta(seconds=found["timeout_s"])))
+    def follow(self, roster: Mapping[str, Any]) -> None:
+        super().follow(roster)
+        self.backend = roster["backend"]
+        self._use(Options(Policy(**roster["policy"]), timeout=timedelta(seconds=roster["timeout_s"])))

@@ -10,9 +10,9 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, ClassVar
 
 import torch.distributed as dist
 
@@ -44,14 +44,19 @@ def introduce(group: dist.ProcessGroup) -> tuple[str, dict[int, Place]]:
 class Party:
     """Members have numbers, which they keep; their ranks in a group follow the order of `members`."""
 
-    def __init__(self, root: dist.Store, prefix: str, own: int, place: Place, silence_s: float) -> None:
-        """`prefix`: its part of the Store `root`. `own`: the number of this process, which `name` may give later.
-        `silence_s`: after so long a silence, a process of another host is dead."""
-        self.root = root
+    JOB: ClassVar[str]
+    """The key under which the token of the latest party that takes newcomers stands in the Store."""
+    OPENS: ClassVar[str]
+    """What makes a job one that takes newcomers, for an error."""
+
+    def __init__(self, root: dist.Store, token: str, own: int, place: Place, silence_s: float) -> None:
+        """`token`: the party's; the Store `root` may have keys of others. `own`: the number of this process, which
+        `name` may give later. `silence_s`: after so long a silence, a process of another host is dead."""
+        self.root, self.token = root, token
         self.members: list[int] = []
         self.silence_s, self.timeout_s = silence_s, 0.0
         self.generation = 0
-        self._prefix, self._place = prefix, place
+        self._prefix, self._place = f"{self.JOB}/{token}", place
         self.name(own)
 
     def name(self, own: int) -> None:
@@ -112,6 +117,22 @@ class Party:
         """A context in which the members make a group. It ends with PeerLostError as soon as one of them is known to
         have died, or to try again already."""
         return presence(self._check_present)
+
+    def roster(self) -> dict[str, Any]:
+        """What a process needs to meet the members, for `follow`; as JSON has it."""
+        places = {str(number): self.places[number] for number in self.members}
+        return {
+            "generation": self.generation,
+            "members": self.members,
+            "places": places,
+            "timeout_s": self.timeout_s,
+        }
+
+    def follow(self, roster: Mapping[str, Any]) -> None:
+        """Takes over what another process has written."""
+        self.generation, self.members = roster["generation"], list(roster["members"])
+        self.timeout_s = roster["timeout_s"]
+        self.add({int(number): (host, process) for number, (host, process) in roster["places"].items()})
 
     def _check_present(self) -> None:
         dead = self.dead(set(self.members) - {self.own})

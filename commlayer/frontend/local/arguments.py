@@ -14,11 +14,12 @@ from ...config import Policy
 from ...errors import ConfigError
 from ...kind import whole
 from ..group.backend import CommProcessGroup
+from .exact_state import policy_of
 from .outer import Outer
 from .rounds import Form
 from .site import Site
 from .turns import EVERY_MAX, Turns
-from .weights import BUFFERS
+from .weights import BUFFERS, Weights
 
 CODECS = ("none", "bf16", "int8", "int4-int8")
 """The codecs of small error, with sums of 8 bits or more: see docs/local.md."""
@@ -41,9 +42,9 @@ class Arguments:
     min_sites: int | None
     uneven: bool
 
-    def check(self, group: CommProcessGroup, site: Site) -> None:
-        """Raises ConfigError for values out of range, or that the two groups cannot serve: that between the sites, and
-        that of this site."""
+    def check(self, group: CommProcessGroup | None, site: Site) -> None:
+        """Raises ConfigError for values out of range, or that the two groups cannot serve: that between the sites, if
+        it is known, and that of this site."""
         if self.outer is not None:
             Outer.of(self.outer)
         if self.codec not in CODECS:
@@ -64,9 +65,10 @@ class Arguments:
             )
         if whole(self.exact_steps, -1) < 0:
             raise ConfigError(f"LocalSteps(exact_steps={self.exact_steps!r}): use a whole number, 0 or more (steps)")
-        self._check_groups(group, site)
-        self._check_hosts(group)
-        self._check_min_sites(group, site)
+        if group is not None:
+            self._check_groups(group, site)
+            self._check_hosts(group)
+            self._check_min_sites(group, site)
 
     def _check_groups(self, group: CommProcessGroup, site: Site) -> None:
         """Raises ConfigError unless this rank alone is in both groups."""
@@ -127,7 +129,7 @@ class Arguments:
         """How fragments travel."""
         return Form(self.codec, self.fine, self.samples is not None or self.uneven, self.uneven)
 
-    def settings(self, turns: Turns | None) -> dict[str, Any]:
+    def settings(self, turns: Turns | None, weights: Weights, site: Site) -> dict[str, Any]:
         """What must be alike on all ranks, by name."""
         return {
             **({"every": self.every, "fragments": self.fragments} if turns is None else dataclasses.asdict(turns)),
@@ -138,4 +140,6 @@ class Arguments:
             "buffers": self.buffers,
             "samples": self.samples is not None,
             "uneven": self.uneven,
+            "fine": [name for name, parameter in weights.parameters.items() if parameter in self.fine],
+            "policy": dataclasses.asdict(policy_of(self.policy, site)),
         }

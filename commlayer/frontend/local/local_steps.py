@@ -22,6 +22,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.hooks import RemovableHandle
 
 from ...compress.codec import codec_of
@@ -33,11 +34,13 @@ from ..gradients.candidates import bytes_per_value
 from ..gradients.disabled import refuse
 from ..group.backend import CommProcessGroup
 from ..group.options import NAME, Options
+from ..group.state import State
+from ..group.transfer import LEAST_CLASS
 from ..work.dynamo import untraced
 from .arguments import Arguments
 from .exact import ExactSteps
 from .exact_state import ExactState, policy_of
-from .living import Living
+from .living import DESCRIPTION, Living
 from .measured import Measured
 from .meeting import Introduction, is_on_all, meet
 from .rounds import FIELDS, Rounds
@@ -45,8 +48,8 @@ from .site import Site, peers_of
 from .turns import EVERY_MAX, Turns
 from .weights import Weights
 
-CLASS = 7
-"""The class of syncs: all else goes first."""
+CLASS = LEAST_CLASS - 1
+"""The class of syncs: all else goes first, but the state for a site that joins."""
 
 RANK_IN_SITE = "rank in its site"
 """The setting that is alike between sites, and differs within one."""
@@ -68,7 +71,7 @@ _entered: weakref.WeakSet[LocalSteps] = weakref.WeakSet()
 @untraced
 class LocalSteps:
     """A context around a training loop, in which each site makes `every` optimizer steps on its own between two syncs
-    of a value. `with` begins and ends on all ranks.
+    of a value. `with` begins and ends on all ranks, but those that `join`.
 
     `model` is a plain module, a site of one rank; or DistributedDataParallel, whose process group is then the site; or
     one that `fully_shard` has sharded, whose mesh is the site: each rank exchanges its part of the weights. `optimizer`
@@ -90,13 +93,20 @@ class LocalSteps:
     PeerLostError. `uneven`: a site begins a turn as soon as another one does, after as many steps as it has made by
     then; sites count by their steps, or samples. End the loops of uneven sites by `trained`.
 
+    `join` is the Store of a job that trains with `min_sites` and the same arguments: this process, which has no WORLD,
+    becomes one more site. `with` begins once it has the shared weights; `steps` and `trained` are then those of the
+    job, and the optimizer has the hyperparameters of another site, and no state. `schedule`, of all sites, is stepped
+    once after each optimizer step; that of a site that joins is brought to the job's step.
+
     When `with` ends well, all fragments are sent a last time, and all ranks have the shared weights. When it ends with
     an error, the other ranks get an AbortedError at their next sync.
 
     Raises ConfigError, on all ranks, when `with` begins: for arguments out of range, or that differ between the ranks;
     for models other than the above, and weights that differ. Raises, out of `optimizer.step()`, ConfigError for changes
     that the sites do not share, CommError for values that are not finite or differ, and the errors of operations:
-    PeerLostError, OperationTimeoutError, AbortedError.
+    PeerLostError, OperationTimeoutError, AbortedError. With `join`, `with` raises ConfigError if this process does not
+    fit, ClosedError if the training has ended, PeerLostError if it has died, and OperationTimeoutError if it has taken
+    nobody for 30 minutes.
     """
 
     def __init__(
@@ -117,6 +127,8 @@ class LocalSteps:
         policy: Policy | None = None,
         min_sites: int | None = None,
         uneven: bool = False,
+        schedule: LRScheduler | None = None,
+        join: dist.Store | None = None,
     ) -> None:
         for name, given, kind, may_lack in (
             ("model", model, nn.Module, False),
@@ -124,6 +136,8 @@ class LocalSteps:
             ("group", group, dist.ProcessGroup, True),
             ("fine", fine, Fine, True),
             ("policy", policy, Policy, True),
+            ("schedule", schedule, LRScheduler, True),
+            ("join", join, dist.Store, True),
         ):
             if not isinstance(given, kind) and not (may_lack and given is None):
                 raise ConfigError(f"LocalSteps({name}={given!r}): give a {kind.__name__}{', or None' * may_lack}")
@@ -133,6 +147,7 @@ class LocalSteps:
         self._given = Arguments(
             every, fragments, delay, outer, codec, samples, exact_steps, buffers, fine, policy, min_sites, uneven
         )
+        self._schedule, self._store = schedule, join
         self._restored: dict[str, Any] | None = None
         self._living: Living | None = None
         self._exact: ExactSteps | None = None
@@ -140,6 +155,7 @@ class LocalSteps:
         self._measured: Measured | None = None
         self._hooks: list[RemovableHandle] = []
         self._is_averaged = False
+        self._rank: int | None = None
         self._ranks: list[int] = []  # after `with`
 
     # ---- begin and end ----------------------------------------------------------------------------------------------
@@ -149,6 +165,21 @@ class LocalSteps:
             refuse("LocalSteps", "the sites would never exchange their weights")
         if self._exact is not None or self._living is not None:
             raise ConfigError("LocalSteps: its `with` has begun before; make a LocalSteps for each `with`")
+        try:
+            self._meet() if self._store is None else self._join(self._store)
+        except BaseException:
+            self._end(is_over=False)
+            raise
+        self._hooks = [
+            self._optimizer.register_step_pre_hook(self._before_step),
+            self._optimizer.register_step_post_hook(self._after_step),
+            *(module.register_load_state_dict_pre_hook(_refuse_load) for module in self._model.modules()),
+        ]
+        _entered.add(self)
+        return self
+
+    def _meet(self) -> None:
+        """Meets the other ranks, which begin, too."""
         given = self._given_group or dist.distributed_c10d._get_default_group()
         if isinstance(given, CommProcessGroup):
             given.barrier().wait()  # raises PeerLostError after a death; new_group would wait for its timeout
@@ -158,28 +189,18 @@ class LocalSteps:
         made = dist.new_group(
             ranks,
             backend=NAME,
-            pg_options=Options(dataclasses.replace(policy_of_groups(Config.from_environment()), priority=CLASS)),
+            pg_options=Options(_policy_of_syncs()),
             timeout=given.timeout if isinstance(given, CommProcessGroup) else None,
             use_local_synchronization=True,
-            group_desc="commlayer.LocalSteps",
+            group_desc=DESCRIPTION,
         )
         assert isinstance(made, CommProcessGroup)  # noqa: S101  # this rank is a member
-        self._living = Living(made, ranks)
-        try:
-            self._begin(self._living)
-        except BaseException:
-            self._end()
-            raise
-        _entered.add(self)
-        return self
-
-    def _begin(self, living: Living) -> None:
-        group, own = living.group, Introduction()
+        self._living, self._rank = (living := Living(made, ranks)), dist.get_rank()
+        group, own, site = made, Introduction(), self._site
         try:
             self._prepare(living, own)
         except ConfigError as error:
             own.fault = str(error)
-        site = self._site
         site.agreed(lambda: meet(group, own, REMEDIES))
         alike = {name: value for name, value in own.settings.items() if name != RANK_IN_SITE}
         for within in site.groups:  # each rank has met others than its neighbour
@@ -192,34 +213,75 @@ class LocalSteps:
             assert self._exact is not None  # noqa: S101  # of _prepare
             self._exact.begin(group, measures=self._given.every == "auto")
         else:
-            self._rounds.listen(self._silence_s)
+            self._open(self._rounds, living)
             if flying := self._flying():
                 self._rounds.resume(flying)
-        self._hooks = [
-            self._optimizer.register_step_pre_hook(self._before_step),
-            self._optimizer.register_step_post_hook(self._after_step),
-            *(module.register_load_state_dict_pre_hook(_refuse_load) for module in self._model.modules()),
-        ]
+
+    def _join(self, store: dist.Store) -> None:
+        """Joins a training that has begun."""
+        given = self._given
+        if dist.is_initialized():
+            raise ConfigError("LocalSteps(join=...): this process has a WORLD; leave init_process_group to the others")
+        if given.min_sites is None or self._restored is not None:
+            what = "load_state_dict" if self._restored is not None else "min_sites=None"
+            raise ConfigError(f"LocalSteps(join=...) with {what}: a site joins as one of min_sites=, without a state")
+        self._site = Site()
+        self._exact = exact = self._equip(None)
+
+        def begin(living: Living) -> None:
+            self._living, self._rank = living, living.party.own
+            given.check(living.group, self._site)
+            self._rounds = rounds = self._rounds_of(living, living.turns)
+            course, steps = rounds.join()
+            exact.steps = course["exact"]
+            self._state.follow(course, steps)
+            rounds.listen(self._silence_s)
+
+        Living.join(store, self._joined_settings(), given.min_sites, _policy_of_syncs(), self._silence_s, begin)
+
+    def _open(self, rounds: Rounds, living: Living) -> None:
+        """Local steps begin."""
+        rounds.listen(self._silence_s)
+        if living.goes_on:
+            try:
+                self._state.check("LocalSteps")
+            except ConfigError as error:
+                log.warning("no site can join this training: %s", error)
+            else:
+                living.open(self._joined_settings(), rounds.turns)
+
+    def _joined_settings(self) -> dict[str, Any]:
+        """What a site that joins must have as all others, by name."""
+        return {
+            **self._state.settings(),
+            **self._given.settings(self._given.turns(), self._weights, self._site),
+            "frozen": self._weights.fixed_digests(),
+            "policy of syncs": dataclasses.asdict(_policy_of_syncs()),
+        }
+
+    @property
+    def _state(self) -> State:
+        return State(self._model, self._optimizer, self._schedule)
 
     @property
     def _silence_s(self) -> float:
         return Config.from_environment().peer_timeout_s
 
-    def _prepare(self, living: Living, own: Introduction) -> None:
-        """Checks the arguments, takes over the restored state, and tells both in `own`."""
-        group, given, restored = living.group, self._given, self._restored
-        turns = given.turns(restored)
+    def _equip(self, group: CommProcessGroup | None) -> ExactSteps:
+        """Checks the arguments. `group`: of the sites, if it is known."""
+        given = self._given
         given.check(group, self._site)
         self._weights = Weights(self._model, self._optimizer, given.buffers)
-        policy = policy_of(given.policy, self._site)
-        state = ExactState(policy, group, fine=given.fine.of_parts(self._weights.parts), optimizer=self._optimizer)
-        self._exact = ExactSteps(
-            self._weights,
-            self._site,
-            state,
-            None if given.samples is None else self._count,
-            is_plain=not self._site.groups,
-        )
+        fine = given.fine.of_parts(self._weights.parts)
+        state = ExactState(policy_of(given.policy, self._site), group, fine=fine, optimizer=self._optimizer)
+        count = None if given.samples is None else self._count
+        return ExactSteps(self._weights, self._site, state, count, is_plain=not self._site.groups)
+
+    def _prepare(self, living: Living, own: Introduction) -> None:
+        """Checks the arguments, takes over the restored state, and tells both in `own`."""
+        given, restored = self._given, self._restored
+        turns = given.turns(restored)
+        self._exact = self._equip(living.group)
         own.digests = self._weights.digests()
         if restored is not None:
             self._exact.restore(restored)
@@ -227,14 +289,12 @@ class LocalSteps:
             self._rounds = self._rounds_of(living, turns)
         if self._rounds is not None and restored is not None:
             self._rounds.restore(restored["rounds"])
-            own.digests = self._rounds.digests() | self._weights.fixed_digests()
+            own.digests = self._rounds.shared.digests() | self._weights.fixed_digests()
         own.settings = {
-            **given.settings(turns),
-            "policy": dataclasses.asdict(policy),
+            **given.settings(turns, self._weights, self._site),
             "ranks per site": len(self._site.ranks),
             RANK_IN_SITE: self._site.ranks.index(dist.get_rank()),
             "model": self._weights.shapes(),
-            "fine": [name for name, parameter in self._weights.parameters.items() if parameter in given.fine],
             "restored": restored is not None,
             "exact steps so far": self._exact.steps,
             "order of gradients": self._exact.order,
@@ -242,7 +302,9 @@ class LocalSteps:
         }
 
     def _rounds_of(self, living: Living, turns: Turns) -> Rounds:
-        return Rounds(living, self._weights, self._site, turns, self._given.outer_of(turns), self._given.form)
+        rounds = Rounds(living, self._weights, self._site, turns, self._given.outer_of(turns), self._given.form)
+        rounds.course = lambda: {"exact": self._begun()[0].steps, **self._state.course()}
+        return rounds
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -258,29 +320,29 @@ class LocalSteps:
         finally:
             if error is not None and not is_on_all(error):
                 living.withdraw()
-                living.group.abort()  # the others would wait for this rank's next sync
                 exact.abort()
                 self._site.abort(error)
-            self._end()
+            self._end(is_over=error is None or is_on_all(error))
 
     def _begun(self) -> tuple[ExactSteps, Living]:
         if self._exact is None or self._living is None:
             raise ConfigError("LocalSteps: this works within `with LocalSteps(...) as local:`")
         return self._exact, self._living
 
-    def _end(self) -> None:
-        """Lets go of the model and of the group."""
+    def _end(self, *, is_over: bool) -> None:
+        """Lets go of the model and of the group. `is_over`: on all ranks."""
         _entered.discard(self)
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
         if self._exact is not None:
             self._exact.end()
-        self._stop_threads()
+        if self._rounds is not None:
+            self._rounds.close()
         living, self._living = self._living, None
         if living is not None:
             self._ranks = living.ranks
-            living.close()
+            living.close(ended=is_over)
 
     def _stop_threads(self) -> None:
         if self._rounds is not None:
@@ -323,8 +385,8 @@ class LocalSteps:
         if turns is not None:
             exact.finish()
             rounds = self._rounds_of(living, turns)
-            rounds.adopt()
-            rounds.listen(self._silence_s)
+            rounds.shared.adopt(living.group)
+            self._open(rounds, living)
             self._rounds = rounds
             exact.end()
         exact.measure(False)
@@ -353,13 +415,22 @@ class LocalSteps:
     def trained(self) -> float:
         """Samples of all sites in the syncs that have ended, which are local steps without `samples`: the same on all
         ranks after the same sync. Exact steps are left out."""
-        return 0.0 if self._rounds is None else self._rounds.trained
+        return 0.0 if self._rounds is None else self._rounds.shared.trained
 
     @property
     def ranks(self) -> list[int]:
         """The ranks of the group whose sites train, the same on all of them after the same sync: without those that
         have died (`min_sites`). Raises ConfigError before `with`."""
         return self._ranks or self._begun()[1].ranks
+
+    @property
+    def rank(self) -> int:
+        """That of this process in `ranks`: its rank in the job; of a site that has joined, a number above all others.
+        Raises ConfigError before `with`."""
+        if self._rank is None:
+            self._begun()
+        assert self._rank is not None  # noqa: S101  # since `with` has begun
+        return self._rank
 
     # ---- state ------------------------------------------------------------------------------------------------------
 
@@ -374,7 +445,7 @@ class LocalSteps:
             raise ConfigError("LocalSteps: averaged() within averaged(); use one of them")
         self._is_averaged = True
         try:
-            with self._rounds.averaged() if self._rounds is not None else contextlib.nullcontext():
+            with self._rounds.shared.averaged() if self._rounds is not None else contextlib.nullcontext():
                 yield self._model
         finally:
             self._is_averaged = False
@@ -412,8 +483,8 @@ class LocalSteps:
         if self._rounds is None:
             return exact.explain(self._measured)
         lines = [] if self._measured is None else [str(self._measured)]
-        rounds, turns, outer = self._rounds, self._rounds.turns, self._rounds.outer
-        values = sum(fragment.size for fragment in rounds.fragments)
+        rounds, turns, outer = self._rounds, self._rounds.turns, self._rounds.shared.outer
+        values = sum(fragment.size for fragment in rounds.shared.fragments)
         lines.append(
             f"{values} values in {turns.fragments} fragments, each sent every {turns.every} steps in "
             f"{self._given.codec} and applied {turns.mean_delay:g} steps later; outer SGD with learning rate "
@@ -421,6 +492,10 @@ class LocalSteps:
             f"steps and {rounds.syncs} syncs so far"
         )
         return "\n".join(lines)
+
+
+def _policy_of_syncs() -> Policy:
+    return dataclasses.replace(policy_of_groups(Config.from_environment()), priority=CLASS)
 
 
 def _refuse_load(*_: Any) -> None:

@@ -5,20 +5,25 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import BroadcastOptions
+from torch.utils._pytree import tree_map
 
 from ...compress.codec import FINE, codec_of
 from ...compress.fine import Fine
-from ...errors import ConfigError
+from ...errors import ClosedError
+from ..group.packing import Packing, unpack
+from ..group.transfer import Transfers
 from .bell import Bell
-from .fragment import adopt, fragments_of
+from .joining import Joining
 from .living import LOST, Living
-from .outer import PLAIN, Outer
+from .outer import Outer
+from .shared import Shared
 from .site import Site
 from .sync import Head, Outcome, Sync, finite
 from .turns import Turns
@@ -26,6 +31,9 @@ from .weights import Weights
 
 FIELDS = ("sizes", "shared", "momentum", "steps", "syncs", "since", "counts", "weighed", "buffers", "sync")
 """The names in a saved state."""
+
+PAUSE_S = 0.001
+"""Of a rank that sends or receives a state, between two looks for the end of a sync."""
 
 
 class Form(NamedTuple):
@@ -39,13 +47,27 @@ class Form(NamedTuple):
     """Whether a site begins a turn as soon as another one does."""
 
 
+class Report(NamedTuple):
+    """What the sites tell each other in a new group."""
+
+    ended: int
+    """Syncs that have ended there; -1: it has just come."""
+    last: tuple[Sequence[Head], bool] | None
+    """Heads and `is_rest` of the last one."""
+    lacks: bool
+    """Whether it lacks the state."""
+    is_listening: bool
+    transfers: Mapping[str, Any]
+    """As of `Transfers.report`."""
+
+
 class Rounds:
-    """The shared weights G begin as the model's weights of now. All ranks make the same syncs in the same order."""
+    """All ranks make the same syncs in the same order."""
 
     def __init__(self, living: Living, weights: Weights, site: Site, turns: Turns, outer: Outer, form: Form) -> None:
-        self.turns, self.outer = turns, outer
+        self.turns = turns
         self._living, self._weights, self._site, self._form = living, weights, site, form
-        self.fragments = fragments_of(list(weights.parameters.values()), turns.fragments, form.fine, site)
+        self.shared = Shared(weights, site, turns.fragments, outer, form.fine)
         self.steps = 0
         """Local steps of this rank, including those before a checkpoint."""
         self.syncs = 0
@@ -53,31 +75,32 @@ class Rounds:
         self._since = [0] * turns.fragments  # local steps since the last sync, by fragment
         self._counts = [0.0] * turns.fragments  # samples since the last sync, by fragment
         self._weighed = [0.0] * turns.fragments  # samples that the last sync had, by fragment
-        self._buffers = weights.flat_buffers()  # as all sites have them
         self._sync: Sync | None = None
+        self.course: Callable[[], Mapping[str, Any]] = dict
+        """Tells a site that joins what it needs beside the shared weights, in Python's own types and tensors."""
+        self._told: tuple[Mapping[str, Any], int] = {}, 0  # by another site, with its steps
         self._last: Outcome | None = None  # of the last sync, for sites that lack it after a death
-        self.trained = 0.0
-        """See `LocalSteps.trained`."""
         self._bell: Bell | None = None
+        self._transfers = Transfers(self._pack)
+        self._joining: Joining | None = None
+        """What this site lacks of the training that it joins; None: nothing."""
+        self._is_listening = False
+        """Whether this site has joined, and made no step since."""
 
     def listen(self, silence_s: float) -> None:
         """Before the first step: from now on, turns that other sites begin are heard."""
         if self._form.is_uneven:
-            self._bell = Bell(self._living.group.get_group_store(), self.syncs, silence_s)
+            self._bell = Bell(self._living.store, self.syncs, silence_s)
 
     def close(self) -> None:
         """Ends the thread that listens. Idempotent."""
         if self._bell is not None:
             self._bell.close()
 
-    def adopt(self) -> None:
-        """Takes the weights of the first site. All ranks call."""
-        adopt(self._living.group, self.fragments)
-        self._put_shared()
-
     def step(self, samples: float) -> None:
         """A local step was made, with so many samples of this site. Applies a sync that is due, then begins one."""
         self.steps += 1
+        self._pump()
         for at in range(self.turns.fragments):
             self._since[at] += 1
             self._counts[at] += samples
@@ -115,7 +138,7 @@ class Rounds:
             together = together + 1 if all(head.is_leaving for head in heads) else 0
         if self._living.goes_on:
             self._close()
-        self._put_shared()
+        self.shared.put()
 
     def _close(self) -> None:
         """Returns once all sites that live have made the last sync."""
@@ -134,59 +157,81 @@ class Rounds:
             self._bell.ring(self.syncs)
         self._weights.check_unchanged(self._living.group.who)
         at = self.turns.fragment(self.syncs)
-        fragment = self.fragments[at]
+        fragment = self.shared.fragments[at]
         difference = fragment.weights().sub_(fragment.shared)
         if self._since[at]:
             self._weighed[at] = self._counts[at]
         samples = self._weighed[at]  # without a step, what is left has the weight that it had
-        head = Head(self.syncs, fragment.digest(), finite(difference), is_leaving, self._since[at], samples)
+        self._is_listening = self._is_listening and not self._since[at]
+        digest = 0 if self._joining is not None else fragment.digest()
+        invites = not is_leaving and self._living.invite()
+        head = Head(self.syncs, digest, finite(difference), is_leaving, self._since[at], samples)
+        head = head._replace(is_listening=self._is_listening, invites=invites)
         is_last = at == self.turns.fragments - 1
         buffers = self._site.average(self._weights.flat_buffers()) if is_last else torch.zeros(0)
-        self._begin(head, difference, buffers)
+        self._begin(head, difference, torch.zeros_like(buffers) if self._is_listening else buffers)
         self.syncs += 1
         self._since[at], self._counts[at] = 0, 0.0
 
     def _begin(self, head: Head, difference: torch.Tensor, buffers: torch.Tensor, age: int = 0) -> None:
         pair = codec_of(self._form.codec).pair
         fine = None if pair is None else codec_of(FINE).pair
-        parts = self.fragments[self.turns.fragment(head.turn)].parts
-        weighted = self._form.is_weighted
-        sync = Sync(self._living.group, head, difference, parts, pair, fine, buffers, weighted, age)
+        parts = self.shared.fragments[self.turns.fragment(head.turn)].parts
+        (ranks, has_listeners), weighted, group = self._others, self._form.is_weighted, self._living.group
+        sync = Sync(group, head, difference, parts, pair, fine, buffers, weighted, ranks, age, has_listeners)
         sync.start()
         self._sync = sync
+
+    @property
+    def _others(self) -> tuple[list[int], bool]:
+        """The ranks of a sync that begins now, and whether some of them count nothing."""
+        return self._living.members, bool(self._living.listening)
 
     def _finish(self) -> Sequence[Head]:
         """Waits for the sync in flight, if there is one, and applies it: x += (G' - G) - q."""
         if self._sync is None:
             return ()
         sync, self._sync = self._sync, None
-        sync, outcome = self._site.agreed(lambda: self._ended(sync))
-        fragment = self.fragments[self.turns.fragment(sync.head.turn)]
-        outer = PLAIN if outcome.is_rest else self.outer
-        fragment.add(fragment.update(outcome.average, outer).sub_(sync.counted()))
-        if len(outcome.buffers) and any(head.samples for head in outcome.heads):
-            self._buffers = outcome.buffers
-            self._weights.put_buffers(outcome.buffers)
-        self.trained += sum(head.samples for head in outcome.heads if head.steps) / self.turns.fragments
+        sync, outcome, is_heard = self._site.agreed(lambda: self._ended(sync))
+        turn, counted = sync.head.turn, sync.counted()
+        self._transfers.finish_packing()
+        if self._joining is None:
+            self.shared.apply(outcome, counted)
+        else:
+            self.shared.fragments[self.turns.fragment(turn)].add(counted.neg_())
+            self._joining.keep(turn, outcome)
         if self._living.goes_on:
             self._last = outcome
+        if is_heard and self._living.listening:
+            heard = zip(self._living.members, outcome.heads, strict=True)
+            self._living.hear({member for member, head in heard if head.is_listening})
+            self._transfers.forget(self._living.listening)
+        if is_heard and any(head.invites for head in outcome.heads):
+            self._living.regroup(None, functools.partial(self._meet, None))
         return outcome.heads
 
     # ---- after a death ----------------------------------------------------------------------------------------------
 
-    def _ended(self, sync: Sync) -> tuple[Sync, Outcome]:
+    def _ended(self, sync: Sync) -> tuple[Sync, Outcome, bool]:
         """Waits for a sync. After a death the sites that live apply it if one of them has its outcome; else they send
-        it again, each the same values. Returns the sync that has ended, and its outcome."""
+        it again, each the same values. Returns the sync that has ended, its outcome, and whether it ended here, in the
+        present group."""
         while True:
             try:
                 if sync.group is not self._living.group:
-                    sync = dataclasses.replace(sync, group=self._living.group)
+                    head = sync.head._replace(invites=False)  # those have joined in the new group
+                    ranks, has_listeners = self._others
+                    group = self._living.group
+                    sync = dataclasses.replace(sync, group=group, head=head, ranks=ranks, has_listeners=has_listeners)
                     sync.start()
-                return sync, sync.finish()
+                while self._is_busy and not sync.is_done:
+                    if not self._pump():
+                        time.sleep(PAUSE_S)
+                return sync, sync.finish(), True
             except LOST as error:
                 outcome = self._living.regroup(error, functools.partial(self._meet, sync))
                 if outcome is not None:
-                    return sync, outcome
+                    return sync, outcome, False
 
     def _meet(self, sync: Sync | None) -> Outcome | None:
         """All sites of the new group call, with their sync that has not ended. Returns its outcome, if another site has
@@ -194,44 +239,105 @@ class Rounds:
 
         A site begins a sync when it has the outcome of the one before, so that is the only one that others may lack.
         """
-        group = self._living.group
-        ended = self.syncs if sync is None else sync.head.turn
-        last = None if self._last is None else (self._last.heads, self._last.is_rest)
-        reports: list[Any] = [None] * group.size()
-        dist.all_gather_object(reports, (ended, last), group)
-        most = max(theirs for theirs, _ in reports)
-        if all(theirs == most for theirs, _ in reports):
-            return None
+        group, members = self._living.group, self._living.members
+        lacks = self._joining is not None and not self._joining.is_loaded
+        if self._joining is not None and not lacks:
+            while self._joining.catch_up():
+                pass
+        own = Report(
+            self.syncs if sync is None else sync.head.turn,
+            None if self._last is None else (self._last.heads, self._last.is_rest),
+            lacks,
+            self._is_listening,
+            self._transfers.report(),
+        )
+        told: list[Any] = [None] * group.size()
+        dist.all_gather_object(told, own, group)
+        reports: dict[int, Report] = dict(zip(members, told, strict=True))
+        self._living.hear({member for member, each in reports.items() if each.is_listening})
+        most = max(each.ended for each in told)
+        outcome = self._from_another(most, told) if any(0 <= each.ended < most for each in told) else None
+        if own.ended < 0:
+            self.syncs = most
+        lacking = {member for member, each in reports.items() if each.lacks}
+        self._transfers.forget(lacking)
+        sent = {member: each.transfers for member, each in reports.items()}
+        if lacking:
+            is_new = self._transfers.match(self._living.party, group, self._living.ranks, lacking, sent)
+            if is_new and self._joining is not None:
+                self._joining.begin()
+        return outcome
+
+    def _from_another(self, most: int, told: Sequence[Report]) -> Outcome | None:
+        """The outcome of sync `most` - 1, which some sites lack, and one of those that have it sends to all. None here,
+        if this site has it, or lacks more than that."""
         options = BroadcastOptions()
-        options.rootRank = next(rank for rank, (theirs, _) in enumerate(reports) if theirs == most)
-        outcome = self._last
-        if sync is not None and ended < most:
-            heads, is_rest = reports[options.rootRank][1]
-            outcome = Outcome(heads, torch.empty_like(sync.difference), is_rest, torch.empty_like(sync.buffers))
-        assert outcome is not None  # noqa: S101  # a site that has ended a sync keeps its outcome
+        options.rootRank = next(rank for rank, each in enumerate(told) if each.ended == most)
+        outcome, own = self._last, told[self._living.group.rank()].ended
+        if own < most:
+            last = told[options.rootRank].last
+            assert last is not None  # noqa: S101  # a site that has ended a sync keeps its outcome
+            heads, is_rest = last
+            average, buffers = self.shared.like(most - 1)
+            outcome = Outcome(list(heads), average, is_rest, buffers)
+        assert outcome is not None  # noqa: S101  # for mypy
         for values in (outcome.average, outcome.buffers):
             if len(values):
-                group.broadcast([values], options).wait()
-        return outcome if ended < most else None
+                self._living.group.broadcast([values], options).wait()
+        return outcome if 0 <= own < most else None
 
-    def _put_shared(self) -> None:
-        self._weights.reshard()
-        for fragment in self.fragments:
-            fragment.put(fragment.shared)
-        self._weights.put_buffers(self._buffers)
+    # ---- a site that joins -----------------------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def averaged(self) -> Iterator[None]:
-        """A context in which the model has the shared weights. All ranks of a site enter it."""
-        own, buffers = [fragment.weights() for fragment in self.fragments], self._weights.flat_buffers()
-        self._put_shared()
-        try:
-            yield
-        finally:
-            self._weights.reshard()
-            for fragment, weights in zip(self.fragments, own, strict=True):
-                fragment.put(weights)
-            self._weights.put_buffers(buffers)
+    def join(self) -> tuple[Mapping[str, Any], int]:
+        """Meets the sites of a training in their new group. Returns when this site has all that they have, and has
+        begun a sync with them: what `course` had told there, and how many steps ago. Raises ClosedError if they end the
+        training before."""
+        self.syncs, self._is_listening = -1, True
+        self.shared.forget()
+        self._joining = joining = Joining(self._transfers, self._load, self.shared.apply)
+        self._meet(None)
+        together, are_leaving = 0, False
+        while are_leaving or not joining.is_done:
+            while joining.is_full and self._pump(waits=True):
+                pass
+            self._start(is_leaving=True)
+            are_leaving = all(head.is_leaving for head in self._finish())
+            together = together + 1 if are_leaving else 0
+            if together == self.turns.fragments:
+                self._close()
+                raise ClosedError("LocalSteps: the training has ended before this site had its state")
+            self._pump()
+        self._joining = None
+        self.steps = self.turns.steps(self.syncs)
+        self._start()
+        if not self.turns.delay:
+            self._finish()
+        told, steps = self._told
+        return told, self.steps - steps + 1  # it was told before the schedule's step
+
+    def _pump(self, *, waits: bool = False) -> bool:
+        """Keeps states on their way; whether this site has got on. The sync, too, finds a site that has died. `waits`:
+        first waits for a piece."""
+        with contextlib.suppress(*LOST):
+            self._transfers.pack()
+            self._transfers.send()
+            return self._joining is not None and self._joining.catch_up(waits=waits)
+        return False
+
+    @property
+    def _is_busy(self) -> bool:
+        return bool(self._transfers.sendings) or self._joining is not None
+
+    def _pack(self) -> Packing:
+        """What a site that joins takes over."""
+        mine = {"syncs": self.shared.syncs, "steps": self.steps, "course": self.course()}
+        return Packing({**self.shared.state(), **mine})
+
+    def _load(self, packed: torch.Tensor) -> int:
+        found = unpack(packed)
+        self.shared.complete(found, found["syncs"])
+        self._told = found["course"], found["steps"]
+        return self.shared.syncs
 
     # ---- state ------------------------------------------------------------------------------------------------------
 
@@ -242,40 +348,23 @@ class Rounds:
         if sync is not None:
             flying = {"difference": sync.difference.clone(), "buffers": sync.buffers.clone()}
             flying |= {"head": list(sync.head), "age": sync.age}
-        values = (
-            [len(fragment.shared) for fragment in self.fragments],
-            [fragment.shared.clone() for fragment in self.fragments],
-            [fragment.momentum.clone() for fragment in self.fragments],
-            self.steps,
-            self.syncs,
-            list(self._since),
-            list(self._counts),
-            list(self._weighed),
-            self._buffers.clone(),
-            flying,
-        )
-        return {**dict(zip(FIELDS, values, strict=True)), "trained": self.trained}
+        return {
+            **tree_map(lambda each: each.clone() if isinstance(each, torch.Tensor) else each, self.shared.state()),
+            "steps": self.steps,
+            "syncs": self.syncs,
+            "since": list(self._since),
+            "counts": list(self._counts),
+            "weighed": list(self._weighed),
+            "sync": flying,
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Takes over the value of `state_dict`, before the first step. Raises ConfigError for that of another model."""
-        sizes = [len(fragment.shared) for fragment in self.fragments]
-        if state["sizes"] != sizes or len(state["buffers"]) != len(self._buffers):
-            raise ConfigError(
-                f"LocalSteps.load_state_dict: the state has fragments of {state['sizes']} values and "
-                f"{len(state['buffers'])} of buffers, this model {sizes} and {len(self._buffers)}: restore the state "
-                f"of this model, with the same fragments=, buffers= and ranks per site"
-            )
-        for fragment, shared, momentum in zip(self.fragments, state["shared"], state["momentum"], strict=True):
-            fragment.shared, fragment.momentum = shared.clone(), momentum.clone()
         self.steps, self.syncs = state["steps"], state["syncs"]
+        self.shared.restore(state, self.syncs - (state["sync"] is not None))
         self._since, self._counts, self._weighed = (list(state[name]) for name in ("since", "counts", "weighed"))
-        self._buffers = state["buffers"].clone()
-        self.trained = state.get("trained", 0.0)
 
     def resume(self, flying: Mapping[str, Any]) -> None:
         """Sends this rank's part of a saved sync again, which no rank has applied."""
-        self._begin(Head(*flying["head"]), flying["difference"].clone(), flying["buffers"].clone(), flying["age"])
-
-    def digests(self) -> dict[str, int]:
-        """Checksums of the shared weights, by fragment."""
-        return {f"fragment {at}": fragment.digest() for at, fragment in enumerate(self.fragments)}
+        head = Head(*flying["head"])._replace(is_listening=False, invites=False)
+        self._begin(head, flying["difference"].clone(), flying["buffers"].clone(), flying["age"])

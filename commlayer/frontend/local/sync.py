@@ -27,7 +27,7 @@ class Head(NamedTuple):
 
     turn: int
     digest: int
-    """The digest of the fragment's shared weights, before this sync."""
+    """The digest of the fragment's shared weights, before this sync; 0: the rank lacks them."""
     is_finite: bool
     """Whether all values that it sends are finite."""
     is_leaving: bool
@@ -36,6 +36,10 @@ class Head(NamedTuple):
     """Local steps since the fragment's last sync."""
     samples: float
     """Samples of these steps; NaN: `samples` gave no count."""
+    is_listening: bool = False
+    """Whether it has joined, and has made no step yet: it counts nothing."""
+    invites: bool = False
+    """Whether sites wait that join after this sync."""
 
 
 class Outcome(NamedTuple):
@@ -65,15 +69,20 @@ class Sync:
     """Flat, averaged exactly; empty: none."""
     is_weighted: bool
     """Whether samples give the weights; else all sites have the same."""
+    ranks: Sequence[int]
+    """Those of the group in the job."""
     age: int = 0
     """Local steps since it began."""
+    has_listeners: bool = False
+    """Whether a rank of the group counts nothing, as all know from what they have told before."""
 
     def start(self) -> None:
         """Submits the operations. All ranks start the same syncs in the same order."""
         own = torch.tensor([self.head], dtype=torch.float64)
         self._heads = torch.empty(self.group.size(), len(self.head), dtype=torch.float64)
         options = AllreduceOptions()
-        options.reduceOp = dist.ReduceOp(dist.ReduceOp.SUM if self.is_weighted else dist.ReduceOp.AVG)
+        self._is_sum = self.is_weighted or self.has_listeners
+        options.reduceOp = dist.ReduceOp(dist.ReduceOp.SUM if self._is_sum else dist.ReduceOp.AVG)
         weight = self.head.samples if self.is_weighted else 1.0
         self._weight = weight if math.isfinite(weight) else 0.0
         self._source, self._averages = self._weighed(self.difference), self._weighed(self.buffers)
@@ -94,15 +103,25 @@ class Sync:
         """A copy with the weight of this site. A site without samples sends zeros."""
         return values * self._weight if self._weight else torch.zeros_like(values)
 
+    @property
+    def is_done(self) -> bool:
+        """Whether `finish` returns or raises at once."""
+        return all(each.is_completed() for each in self._all_works)
+
+    @property
+    def _all_works(self) -> list[Work]:
+        works = [self._head_work, *(work for _, work in self._works), self._buffer_work]
+        return [work for work in works if work is not None]
+
     def finish(self) -> Outcome:
         """Waits for the operations. Raises their error, as PeerLostError, and the same error on all ranks for values
         that are not finite, for shared weights that differ, and for wrong counts of samples."""
-        for waited in (self._head_work, *(work for _, work in self._works), self._buffer_work):
-            if waited is not None:
-                waited.wait()
+        for work in self._all_works:
+            work.wait()
         heads = [_head(values) for values in self._heads.tolist()]
         self._check(heads)
-        total = sum(head.samples for head in heads) if self.is_weighted else 1.0
+        counting = [head.samples if self.is_weighted else 1.0 for head in heads if not head.is_listening]
+        total = sum(counting) if self._is_sum else 1.0
         total = total or 1.0  # nobody has samples: all values are 0
         is_rest = not any(head.steps for head in heads)
         return Outcome(heads, self._target / total, is_rest, self._averages / total)
@@ -123,18 +142,21 @@ class Sync:
         who = self.group.who
         for at, head in enumerate(heads):
             if not head.is_finite:
-                rank = dist.get_global_rank(self.group, at)
+                rank = self.ranks[at]
                 text = (
                     f"{who}: sync {self.head.turn}: the weights of rank {rank} are not finite; the sites must not "
                     f"share them: restore a checkpoint on all ranks, with a lower learning rate or a GradScaler"
                 )
                 raise on_all(CommError(text), rank)
             if math.isnan(head.samples):
-                rank = dist.get_global_rank(self.group, at)
+                rank = self.ranks[at]
                 raise on_all(ConfigError(no_count(who, rank)), rank)
-        for what, values in (("turns", [head.turn for head in heads]), ("digests", [head.digest for head in heads])):
+        for what, told in (
+            ("turns", {rank: head.turn for rank, head in zip(self.ranks, heads, strict=True)}),
+            ("digests", {rank: head.digest for rank, head in zip(self.ranks, heads, strict=True) if head.digest}),
+        ):
+            ranks, values = list(told), list(told.values())
             if odd := odd_ones(values):
-                ranks = [dist.get_global_rank(self.group, member) for member in range(self.group.size())]
                 found = ", ".join(f"{value:#x} on rank {rank}" for rank, value in zip(ranks, values, strict=True))
                 text = (
                     f"{who}: sync {self.head.turn}: the shared weights of rank {ranks[odd[0]]} are not those of the "
@@ -152,8 +174,8 @@ def no_count(who: str, rank: int) -> str:
 
 
 def _head(values: Sequence[float]) -> Head:
-    turn, digest, finite, leaving, steps, samples = values
-    return Head(int(turn), int(digest), bool(finite), bool(leaving), int(steps), samples)
+    turn, digest, finite, leaving, steps, samples, *joins = values
+    return Head(int(turn), int(digest), bool(finite), bool(leaving), int(steps), samples, *map(bool, joins))
 
 
 def finite(values: Tensor) -> bool:

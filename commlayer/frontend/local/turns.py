@@ -69,8 +69,11 @@ class Turns:
 
     def length(self, turn: int) -> int:
         """The steps from the start of the turn before, or of the training, to the start of this one."""
-        first, last = (-(-place * self.every // self.fragments) for place in (turn, turn + 1))
-        return last - first
+        return self.steps(turn) - self.steps(turn - 1)
+
+    def steps(self, turn: int) -> int:
+        """The local step after which this turn begins."""
+        return -(-(turn + 1) * self.every // self.fragments)
 
     def fragment(self, turn: int) -> int:
         """The fragment of a turn. All ranks count turns, never local steps: a GradScaler may skip steps of one rank."""

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from commlayer.errors import ConfigError
-from commlayer.frontend.elastic.newcomers import difference
-from commlayer.frontend.elastic.state import State, checksum
+from commlayer.frontend.group.newcomers import difference
+from commlayer.frontend.group.state import State, checksum
 
 
 def build(seed: int, momentum: float = 0.9) -> tuple[nn.Module, torch.optim.Optimizer, Any]:
@@ -145,3 +145,15 @@ def test_a_model_in_ddp_has_the_same_hyperparameters() -> None:
     found = {State(model, torch.optim.SGD(each, lr=torch.tensor(0.5)), None).hyperparameters() for each in given}
     assert len(found) == 1
     assert "'lr': 0.5" in found.pop()
+
+
+def test_a_course_goes_on_elsewhere_without_the_state_of_the_optimizer() -> None:
+    one, other = build(1), build(2)
+    states = State(*one), State(*other)
+    steps(one[0], states[0], 4)
+    steps(other[0], states[1], 1)
+    states[1].follow(states[0].course(), 2)
+    assert not other[1].state
+    assert (other[2].last_epoch, other[1].param_groups[0]["lr"]) == (6, 0.025)
+    assert one[1].param_groups[0]["lr"] == 0.05
+    assert other[1].param_groups[0]["params"] == list(other[0].parameters())

@@ -2,7 +2,7 @@
 
 A job that takes newcomers shows what they must have (`SETTINGS`), and who its members are (`ROSTER`). A newcomer
 compares the settings by itself, takes a number, and writes where it runs. A member invites it at the end of a step.
-Then it finds the roster of the WORLD that is to be made.
+Then it finds the roster of the group that is to be made.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -21,8 +21,11 @@ from ...errors import ClosedError, CommError, ConfigError, OperationTimeoutError
 from ...transport.log import log
 from ...transport.secret import fingerprint, read_secret
 from ...transport.store_link import connection, limit, root_of
-from ..group.party import Place
-from .world import JOB, World
+from ...transport.survivors import Verdict
+from .party import Party, Place
+
+JOIN_S = 1800.0
+"""Longest wait of a process that joins."""
 
 LOOK_S = 0.1
 """Pause between two looks for newcomers, on the member that invites them."""
@@ -54,9 +57,9 @@ def settings_of(own: Mapping[str, Any], token: str) -> dict[str, Any]:
 class Newcomers:
     """Those that wait, as a thread of a member sees them: a Store that does not answer keeps no step waiting."""
 
-    def __init__(self, world: World) -> None:
-        self._root, self._token, self._silence_s = world.root, world.token, world.silence_s
-        self._store = world.store("newcomers")
+    def __init__(self, party: Party) -> None:
+        self._party = party
+        self._store = party.store("newcomers")
         self.invites = False
         """Whether this member is the one that looks."""
         self._waiting: dict[int, Place] = {}
@@ -65,14 +68,30 @@ class Newcomers:
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="commlayer-newcomers", daemon=True)
 
-    def open(self, settings: Mapping[str, Any], roster: str, size: int) -> None:
-        """From now on, processes may ask. `size`: ranks at the start of the job."""
+    def open(self, settings: Mapping[str, Any], size: int) -> None:
+        """From now on, processes with these settings may ask. `size`: ranks at the start of the job. All call."""
+        party = self._party
+        party.pulse.beat()  # also on one host: those that will ask may run on another
         self._store.set(SETTINGS, json.dumps(settings))
-        self._store.set(ROSTER, roster)
+        self._store.set(ROSTER, json.dumps(party.roster()))
         self._store.set(FIRST, str(size))
         self._store.compare_set(COUNT, "", str(size))  # the first of them gets this number
-        self._root.set(JOB, self._token)
+        party.root.set(party.JOB, party.token)
         self._thread.start()
+
+    def invite(self) -> bool:
+        """Whether processes wait, which the next agreement of the party takes in. One member calls."""
+        party = self._party
+        try:
+            waiting = self.waiting()
+            party.add(waiting, are_new=True)
+            living = set(waiting) - party.dead(waiting)
+            if living:
+                party.survivors().invite(living)
+        except RuntimeError as error:
+            log.warning("rank %d cannot invite those that wait to join: %s", party.own, error)
+            return False
+        return bool(living)
 
     def waiting(self) -> dict[int, Place]:
         """Those that wait now, and where they run. Raises RuntimeError without a Store."""
@@ -84,17 +103,20 @@ class Newcomers:
         """For a member that has joined: watches, too."""
         self._thread.start()
 
-    def places(self, newcomers: Collection[int]) -> dict[int, Place]:
-        """Where they run."""
-        return {number: _place(self._store.get(f"{number}")) for number in newcomers}
-
-    def admit(self, newcomers: Collection[int], roster: str) -> None:
-        """Tells them, and those that will ask, the members of the next WORLD."""
+    def admit(self, verdict: Verdict) -> list[int]:
+        """After an agreement: the party has the members of the verdict. Tells them to the new ones, which it returns,
+        and to those that will ask."""
+        party = self._party
+        newest = [each for each in verdict.joining if each not in verdict.gone]
+        party.add({number: _place(self._store.get(f"{number}")) for number in newest}, are_new=True)
+        party.members = [*(each for each in party.members if each not in verdict.gone), *newest]
+        roster = json.dumps(party.roster())
         self._store.set(ROSTER, roster)
-        for number in newcomers:
+        for number in newest:
             self._store.set(f"answer {number}", roster)
         with self._lock:
-            self._admitted |= set(newcomers)
+            self._admitted |= set(newest)
+        return newest
 
     def close(self, *, ended: bool) -> None:
         """No more are taken. `ended`: by no member of the job."""
@@ -109,7 +131,7 @@ class Newcomers:
 
     def _run(self) -> None:
         try:
-            store, seen = connection(self._store, self._silence_s), set()
+            store, seen = connection(self._store, self._party.silence_s), set()
             while not self._stopped.wait(LOOK_S):
                 if not self.invites:
                     continue
@@ -123,14 +145,18 @@ class Newcomers:
             log.warning("nobody can join this job any more: its Store does not answer: %s", error)
 
 
+PartyT = TypeVar("PartyT", bound=Party)
+
+
 def ask(
+    kind: type[PartyT],
     given: dist.Store,
     describe: Callable[[str], Mapping[str, Any]],
     place: Place,
     timeout_s: float,
     wait_s: float,
-) -> World:
-    """Waits until a job takes this process in; returns the WORLD that is to be made.
+) -> PartyT:
+    """Waits until a job takes this process in; returns its party, of this kind, which is about to make a group.
 
     `describe` returns the settings by the job's token. Raises ConfigError, which names them, if some differ from the
     job's; ClosedError if the job has ended, PeerLostError if it has died, OperationTimeoutError after `wait_s` without
@@ -139,41 +165,41 @@ def ask(
     root, end_s = root_of(given), time.monotonic() + wait_s
     limit(root, timeout_s)
     try:
-        while not root.check([JOB]):
-            _pause(end_s, f"no job on this Store took ranks within {wait_s:g} s (job.sampler() makes it one)")
-        token = root.get(JOB).decode()
-        world = World(root, token, -1, place, timeout_s)
-        store = world.store("newcomers")
+        while not root.check([kind.JOB]):
+            _pause(end_s, f"no job on this Store took ranks within {wait_s:g} s ({kind.OPENS})")
+        token = root.get(kind.JOB).decode()
+        party = kind(root, token, -1, place, timeout_s)
+        store = party.store("newcomers")
         if text := difference(describe(token), json.loads(store.get(SETTINGS)), "here", "in the job"):
             raise ConfigError(f"this process cannot join: {text}; start it as the job's ranks were started")
-        world.name(int(store.add(COUNT, 1)) - 1)
-        world.pulse.beat()
-        store.set(f"{world.own}", json.dumps(place))
+        party.name(int(store.add(COUNT, 1)) - 1)
+        party.pulse.beat()
+        store.set(f"{party.own}", json.dumps(place))
         try:
-            _wait(world, store, end_s, wait_s)
+            _wait(party, store, end_s, wait_s)
         except BaseException:
-            store.compare_set(f"answer {world.own}", "", "withdrawn")  # else the members would wait for this process
+            store.compare_set(f"answer {party.own}", "", "withdrawn")  # else the members would wait for this process
             raise
-        return world
+        return party
     except CommError:
         raise
     except RuntimeError as error:
         raise CommError(f"the job's Store does not answer: look at the process that serves it. ({error})") from error
 
 
-def _wait(world: World, store: Any, end_s: float, wait_s: float) -> None:
+def _wait(party: Party, store: Any, end_s: float, wait_s: float) -> None:
     """Until the answer is there."""
     look_s = 0.0
-    while not store.check([f"answer {world.own}"]):
+    while not store.check([f"answer {party.own}"]):
         if store.check([ENDED]):
             raise ClosedError("the job has ended, or is about to end, and takes no ranks any more")
         if time.monotonic() > look_s:
             look_s = time.monotonic() + ALIVE_S
-            world.follow(store.get(ROSTER).decode())
-            if world.dead(world.members) == set(world.members):
-                raise PeerLostError(f"all ranks of the job ({world.members}) have died; start it again")
+            party.follow(json.loads(store.get(ROSTER)))
+            if party.dead(party.members) == set(party.members):
+                raise PeerLostError(f"all ranks of the job ({party.members}) have died; start it again")
         _pause(end_s, f"the job did not take this process in within {wait_s:g} s; look at its log")
-    world.follow(store.get(f"answer {world.own}").decode())
+    party.follow(json.loads(store.get(f"answer {party.own}")))
 
 
 def _pause(end_s: float, text: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from commlayer.frontend.elastic.packing import Packing, unpack
+from commlayer.frontend.group.packing import Packing, unpack
 
 
 def test_a_state_comes_back() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import zlib
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -16,6 +17,9 @@ from .packing import Packing, unpack
 
 NAMES = ("params", "param_names")
 """What a group of an optimizer has beside hyperparameters."""
+
+KERNELS = ("foreach", "fused", "capturable")
+"""Hyperparameters that suit a device, and not a training."""
 
 
 class State:
@@ -118,6 +122,24 @@ class State:
                     state[name] = part
         if self._schedule is not None:
             self._schedule.load_state_dict(found["schedule"])
+
+    def course(self) -> dict[str, Any]:
+        """Hyperparameters and schedule, without the state of the optimizer."""
+        groups = self._optimizer.param_groups
+        hyper = [{name: value for name, value in each.items() if name not in (*NAMES, *KERNELS)} for each in groups]
+        return {"groups": hyper, "schedule": None if self._schedule is None else self._schedule.state_dict()}
+
+    def follow(self, course: Mapping[str, Any], steps: int) -> None:
+        """Takes over the `course` of another process, whose `settings` are the same, and goes on by so many steps of
+        the schedule. The optimizer's state is empty then."""
+        whole = tree_map(lambda each: each.clone() if isinstance(each, Tensor) else each, course)
+        self._optimizer.state.clear()
+        for ours, theirs in zip(self._optimizer.param_groups, whole["groups"], strict=True):
+            ours.update(theirs)
+        if self._schedule is not None:
+            self._schedule.load_state_dict(whole["schedule"])
+            for _ in range(steps):
+                self._schedule.step()
 
     def settings(self) -> dict[str, Any]:
         """What must be alike at both ends, by name; as JSON has it."""

@@ -11,9 +11,11 @@ import pytest
 from torch.distributed import TCPStore
 
 from commlayer.errors import ClosedError, ConfigError, PeerLostError
-from commlayer.frontend.elastic.newcomers import COUNT, Newcomers, ask, settings_of
 from commlayer.frontend.elastic.world import World
+from commlayer.frontend.group.newcomers import COUNT, Newcomers, ask, settings_of
 from commlayer.transport.native import host_key
+from commlayer.transport.pulse import Pulse
+from commlayer.transport.survivors import Verdict
 from tests.world import until
 
 PLACE = (host_key(), os.getpid())
@@ -24,18 +26,34 @@ def store() -> Any:
     return TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
 
 
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Ends the threads of all pulses."""
+    pulses: list[Pulse] = []
+    real = Pulse.beat
+
+    def beat(pulse: Pulse) -> None:
+        pulses.append(pulse)
+        real(pulse)
+
+    monkeypatch.setattr(Pulse, "beat", beat)
+    yield
+    for pulse in pulses:
+        pulse.close()
+
+
 def opened(store: Any, place: tuple[str, int] = PLACE) -> tuple[World, Newcomers]:
     world = World(store, "token", 0, place, 1.0)
     world.members, world.backend = [0, 1], "commlayer"
     world.add({1: place})
     newcomers = Newcomers(world)
-    newcomers.open(settings_of({"batch_size": 4}, "token"), world.roster(), 2)
+    newcomers.open(settings_of({"batch_size": 4}, "token"), 2)
     newcomers.invites = True
     return world, newcomers
 
 
 def asked(store: Any, batch_size: int = 4) -> World:
-    return ask(store.clone(), lambda token: settings_of({"batch_size": batch_size}, token), PLACE, 1.0, 20.0)
+    return ask(World, store.clone(), lambda token: settings_of({"batch_size": batch_size}, token), PLACE, 1.0, 20.0)
 
 
 def test_a_process_that_asks_is_seen_and_hears_the_answer(store: Any) -> None:
@@ -43,13 +61,13 @@ def test_a_process_that_asks_is_seen_and_hears_the_answer(store: Any) -> None:
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(asked, store)
         until(lambda: newcomers.waiting() == {2: PLACE})
-        world.generation, world.members = 5, [0, 2]
-        world.add(newcomers.places([2]))
-        newcomers.admit([2], world.roster())
+        world.generation = 5
+        assert newcomers.admit(Verdict({1}, [2])) == [2]
         assert newcomers.waiting() == {}
         found = answer.result()
     assert (found.own, found.generation, found.members) == (2, 5, [0, 2])
     assert found.places == {0: PLACE, 1: PLACE, 2: PLACE}
+    assert found.backend == world.backend
     later = Newcomers(world)
     later.follow()
     later.invites = True

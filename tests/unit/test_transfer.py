@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from commlayer.frontend.elastic import transfer
-from commlayer.frontend.elastic.packing import Packing, unpack
-from commlayer.frontend.elastic.transfer import Receiving, Sending
+from commlayer.frontend.group import transfer
+from commlayer.frontend.group.packing import Packing, unpack
+from commlayer.frontend.group.transfer import Receiving, Sending
 
 
 class Work:
@@ -25,20 +24,20 @@ class Work:
 
 
 class Mail:
-    """The messages of one WORLD, some of which are late."""
+    """The messages of one group, some of which are late."""
 
     def __init__(self, draw: random.Random) -> None:
         self.draw = draw
         self.sent: dict[int, Tensor] = {}
 
-    def isend(self, tensor: Tensor, _to: int, tag: int) -> Work:
-        self.sent[tag] = tensor
+    def send(self, tensors: list[Tensor], _to: int, tag: int) -> Work:
+        self.sent[tag] = tensors[0]
         return Work(lambda: self.draw.random() < 0.5 or tag not in self.sent)
 
-    def irecv(self, tensor: Tensor, _source: int, tag: int) -> Work:
+    def recv(self, tensors: list[Tensor], _source: int, tag: int) -> Work:
         def is_done() -> bool:
             if tag in self.sent and self.draw.random() < 0.5:
-                tensor.copy_(self.sent.pop(tag))
+                tensors[0].copy_(self.sent.pop(tag))
                 done.append(tag)
             return bool(done)
 
@@ -54,15 +53,14 @@ def test_a_state_arrives_through_several_worlds(seed: int, monkeypatch: pytest.M
     state = torch.randint(0, 256, (draw.randrange(1, 1000),), dtype=torch.uint8)
     packing = Packing({"tensor": state})
     packing.packed()
-    sending, receiving = Sending(packing, 7), Receiving(7)
+    sending, receiving = Sending(7), Receiving(7)
+    sending.state = packing
     found: Any = None
     received = []
     for life in range(100):
         mail = Mail(draw)
-        monkeypatch.setattr(dist, "isend", mail.isend)
-        monkeypatch.setattr(dist, "irecv", mail.irecv)
-        sending.resume(1, receiving.received)
-        receiving.resume(0)
+        sending.resume(mail, 1, receiving.received)
+        receiving.resume(mail, 0)
         for _ in range(draw.randrange(20) if life < 99 else 500):
             sending.pump()
             found = receiving.pump() if found is None else found
