@@ -72,6 +72,8 @@ class Arguments:
 
     def _check_groups(self, group: CommProcessGroup, site: Site) -> None:
         """Raises ConfigError unless this rank alone is in both groups."""
+        if len(site.ranks) == 1:
+            return
         both = set(site.ranks) & set(dist.get_process_group_ranks(group))
         if len(both) > 1:
             raise ConfigError(
