@@ -23,7 +23,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Hashable, Iterable, Iterator, Sized
 from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
@@ -39,6 +39,7 @@ from ...transport.log import log
 from ..group.newcomers import difference
 from ..group.state import State
 from .averages import Averages
+from .contribution import Contribution
 from .membership import ExcludedError, Membership
 from .overlap import Overlap
 from .replica import CODECS, DifferingError, Replica
@@ -84,6 +85,8 @@ class Job:
         self._membership = Membership(self._replica, world, Config.from_environment().peer_timeout_s)
         self._is_over = join is not None  # no closing round is due
         self._done = True
+        self._is_computing = False
+        """Whether the loop has a batch."""
         self._calls = self._calls_before = 0
         self._process = os.getpid()
         self._handlers: dict[int, Any] = {}
@@ -96,7 +99,7 @@ class Job:
             self._model.reducer._rebuild_buckets()  # it may be due, and is an operation of all ranks
             self._model.require_backward_grad_sync = False
         if self._overlaps:
-            self._overlap = Overlap(self._trained, lambda: self._replica.begin(len(self._membership.world.members)))
+            self._overlap = Overlap(self._trained, self._contribution, self._kind_of_step)
         return self
 
     def __exit__(
@@ -209,7 +212,7 @@ class Job:
             raise ClosedError(f"rank {self.number}: step() of a job that this rank has left")
         world, replica = self._membership.world, self._replica
         self._calls += 1
-        self._is_over = True  # unless this returns
+        self._is_over, self._is_computing = True, False  # over, unless this returns
         attempted = replica.made + 1
         weight = replica.weight(len(world.members))
         try:
@@ -251,6 +254,15 @@ class Job:
             return [each for each in asking if each != min(computing)]
         return asking
 
+    def _contribution(self) -> Contribution | None:
+        """What the backward pass of a batch fills; None for a pass of anything else."""
+        return self._replica.begin(len(self._membership.world.members)) if self._is_computing else None
+
+    def _kind_of_step(self) -> Hashable:
+        """That on which the number of backward passes may depend."""
+        sampler = self._replica.sampler
+        return tuple(self._membership.world.members), None if sampler is None else sampler.count
+
     # ---- what a sampler needs (`sampler.Loop`) ----
 
     @property
@@ -264,7 +276,7 @@ class Job:
 
     def _begin(self) -> None:
         """The loop gets a batch."""
-        self._calls_before, self._done = self._calls, False
+        self._calls_before, self._done, self._is_computing = self._calls, False, True
         self._state.keep()
 
     def _end(self) -> None:

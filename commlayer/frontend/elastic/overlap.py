@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 from torch import Tensor, nn
 
@@ -12,25 +12,33 @@ from .contribution import Contribution
 
 
 class Overlap:
-    """Starts the buckets of a contribution in the last backward pass of each step. The first step shows how many passes
-    a step has, and how often each of them makes a gradient: all its buckets start at its end."""
+    """Starts the buckets of a contribution in the last backward pass of each step. The first step of a kind shows how
+    many passes such steps have, and how often each of them makes a gradient: all its buckets start at its end."""
 
-    def __init__(self, parameters: Sequence[nn.Parameter], begin: Callable[[], Contribution | None]) -> None:
-        """`begin` gives the contribution to the step that is due; None: its buckets must not start before its end."""
-        self._begin_step = begin
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        begin: Callable[[], Contribution | None],
+        kind: Callable[[], Hashable],
+    ) -> None:
+        """`begin` gives the contribution to the step that is due; None: its buckets must not start before its end.
+        `kind`: that of the step, on which the number of passes may depend."""
+        self._begin_step, self._kind_of = begin, kind
         self._passes = Passes(parameters, self._begin, self._accumulated, self._end)
-        self._expected = 0
-        """Passes of a step; 0: not known."""
+        self._kind: Hashable = None
+        self._expected: dict[Hashable, int] = {}
+        """The most passes of a step, by its kind."""
         self._times: dict[Tensor, int] = {}
-        """How often the last pass of a step makes the gradient of each parameter."""
-        self._awaited: dict[Tensor, int] = {}
+        """How often a pass has made the gradient of each parameter, at most."""
+        self._seen: dict[Tensor, int] = {}
+        """How often this one has."""
         self._contribution: Contribution | None = None
 
     def stepped(self) -> None:
         """A step was made, or it failed: another one begins."""
         self._contribution = None
         if self._passes.count:
-            self._expected = self._passes.count
+            self._expected[self._kind] = max(self._passes.count, self._expected.get(self._kind, 0))
         self._passes.stepped()
 
     def remove(self) -> None:
@@ -41,31 +49,27 @@ class Overlap:
         if self._contribution is not None:
             raise ConfigError(
                 f"elastic: backward pass {self._passes.count} of a step, whose gradients were taken after "
-                f"{self._expected}, as in the step before: make equally many in each step (a checkpoint with "
-                f"use_reentrant=True can make one), or send gradients in job.step() alone by elastic(overlap=False)"
+                f"{self._expected[self._kind]}, as in the steps before: make equally many in each step (a checkpoint "
+                f"with use_reentrant=True can make one), or send all in job.step() by elastic(overlap=False)"
             )
-        if self._passes.count == self._expected:
+        self._kind, self._seen = self._kind_of(), {}
+        if self._passes.count == self._expected.get(self._kind):
             self._contribution = self._begin_step()
-            self._awaited = dict(self._times)
-        elif not self._expected:
-            self._times = {}
 
     def _accumulated(self, parameter: Tensor) -> None:
-        contribution = self._contribution
+        contribution, seen = self._contribution, self._seen.get(parameter, 0) + 1
+        self._seen[parameter] = seen
         if contribution is None:
-            if not self._expected:
-                self._times[parameter] = self._times.get(parameter, 0) + 1
+            self._times[parameter] = max(seen, self._times.get(parameter, 0))
             return
-        left = self._awaited.get(parameter, 1) - 1
-        if left < 0:
+        if seen > self._times.get(parameter, 1):
             raise ConfigError(
-                f"elastic: a gradient of shape {tuple(parameter.shape)} was accumulated more often than in the first "
-                f"step, when it may have been on its way already: checkpoint with use_reentrant=False, or give "
+                f"elastic: a gradient of shape {tuple(parameter.shape)} was accumulated more often than in the steps "
+                f"before, when it may have been on its way already: checkpoint with use_reentrant=False, or give "
                 f"elastic(overlap=False)"
             )
-        self._awaited[parameter] = left
         while (bucket := contribution.next) is not None:
-            if any(self._awaited.get(each, 1) for each in bucket.parameters):
+            if any(self._seen.get(each, 0) < self._times.get(each, 1) for each in bucket.parameters):
                 break
             contribution.start()
 

@@ -98,9 +98,9 @@ class Replica:
         return 1.0 if self.sampler is None else self.sampler.take(ranks)
 
     def begin(self, ranks: int) -> Contribution | None:
-        """The contribution to the step that is due, while the batch is computed. None where the step must begin with
+        """The contribution to the step that is due, while its batch is computed. None where the step must begin with
         `average`: while a member listens, all ask each other first whether there is a step."""
-        if self.listening or (self.sampler is not None and not self.sampler.is_computing):
+        if self.listening:
             return None
         weight = 1.0 if self.sampler is None else self.sampler.weight(ranks)
         self._contribution = Contribution(self._gradients, ranks, weight, self._start)

@@ -80,23 +80,20 @@ class Sampler(TorchSampler[list[int]]):
             raise ClosedError(
                 f"rank {self._job.number}: step() without a batch of job.sampler(): take each batch from a loop over it"
             )
-        return self._count() * ranks / len(self._batch())
-
-    @property
-    def is_computing(self) -> bool:
-        """Whether the loop has a batch."""
-        return self._begun_s is not None
+        return self.count * ranks / len(self._batch())
 
     def take(self, ranks: int) -> float:
         """The `weight`. The loop has computed its batch."""
         weight = self.weight(ranks)
         assert self._begun_s is not None  # noqa: S101
         if weight:
-            self._speeds.note(self._count(), time.perf_counter() - self._begun_s)
+            self._speeds.note(self.count, time.perf_counter() - self._begun_s)
         self._begun_s = None
         return weight
 
-    def _count(self) -> int:
+    @property
+    def count(self) -> int:
+        """The samples of this rank in the batch that is due."""
         return self._speeds.shares(self._job._computing, len(self._batch()))[self._job.number]
 
     @property
