@@ -11,7 +11,7 @@ from ...kind import number
 from .turns import Turns
 
 LONG = 24
-"""The steps between syncs from which on momentum has paid in the trials of docs/local.md."""
+"""The steps between syncs from which on momentum has paid without a delay."""
 
 
 class Outer(NamedTuple):
@@ -33,10 +33,12 @@ class Outer(NamedTuple):
 
     @staticmethod
     def default(turns: Turns) -> Outer:
-        """By the trials of docs/local.md: momentum pays with many steps between syncs, and harms with a long delay."""
-        if turns.every < LONG or turns.mean_delay * 4 > turns.every:
+        """By the trials of docs/local.md: momentum pays with a short delay, and harms with a long one."""
+        if turns.mean_delay * 4 > turns.every:
             return PLAIN
-        return Outer(0.7, 0.6 if turns.delay else 0.9)
+        if turns.delay:
+            return Outer(0.7, 0.6)
+        return Outer(0.7, 0.9) if turns.every >= LONG else PLAIN
 
     def change(self, average: Tensor, momentum: Tensor) -> Tensor:
         """The change of the shared weights, G' - G, by the average change D of the sites: m' = mu m - D and

@@ -38,6 +38,8 @@ def test_averaging_returns_the_average_itself() -> None:
         (Turns(10, 1, 0), (1, 0)),
         (Turns(24, 1, 0), (0.7, 0.9)),
         (Turns(24, 4, 6), (0.7, 0.6)),
+        (Turns(4, 4, 1), (0.7, 0.6)),
+        (Turns(8, 2, 4), (1, 0)),
         (Turns(24, 1, 9), (1, 0)),
         (Turns(26, 4, 7), (0.7, 0.6)),
         (Turns(25, 1, 7), (1, 0)),
