@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -99,6 +100,46 @@ def test_gradients_that_travel_early_give_the_same_bits(rank: int, size: int, se
     all_found = [torch.empty_like(found[0]) for _ in range(size)]
     dist.all_gather(all_found, found[0])
     assert all(torch.equal(each, found[0]) for each in all_found)
+
+
+@ranks.on(2)
+def test_a_parameter_that_is_not_averaged_is_an_error(rank: int, size: int) -> None:
+    ranks.init(rank, size)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    extra = nn.Parameter(torch.ones(3))
+    with pytest.raises(commlayer.ConfigError, match=r"shape \(3,\) whose gradient is not averaged"):
+        commlayer.elastic(model, torch.optim.SGD([*model.parameters(), extra], lr=0.1))
+    inner = nn.Sequential(DistributedDataParallel(model))
+    with pytest.raises(commlayer.ConfigError, match="is within another module"):
+        commlayer.elastic(inner, torch.optim.SGD(model.parameters(), lr=0.1))
+    model[0].requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with contextlib.suppress(commlayer.ConfigError), commlayer.elastic(model, optimizer) as job:
+        for step in job.batches(range(2)):
+            model[0].requires_grad_(step == 1)
+            model(torch.ones(2, 4)).sum().backward()
+            if step == 1:
+                with pytest.raises(commlayer.ConfigError, match=r"shape \(4, 4\) .* was frozen"):
+                    job.step()
+                break
+            job.step()
+
+
+@ranks.on(3)
+def test_others_go_on_at_once_after_an_exception(rank: int, size: int) -> None:
+    """Though its process lives on."""
+    parameter, job = begin(rank, size)
+    ended = contextlib.suppress(KeyError) if rank == 1 else contextlib.nullcontext()
+    start_s = time.monotonic()
+    with ended, job:
+        for step in job.batches(range(4)):
+            if rank == 1 and step == 2:
+                raise KeyError("a fault of the loop")
+            parameter.grad = torch.full((3,), float(rank))
+            job.step()
+    assert time.monotonic() - start_s < 15  # of a timeout of 20
+    assert job.members == ([0, 2] if rank != 1 else [0, 1, 2])
+    ranks.meet("ended", size)
 
 
 @pytest.mark.parametrize("steps", [3, 2], ids=["a step", "the last step"])

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ...errors import ConfigError
 from ..gradients.samples import weigh
 
 
@@ -96,6 +97,8 @@ class Averages:
         for each, part in zip(bucket.parameters, parts, strict=True):
             if each.grad is None or weight == 0:
                 part.zero_()
+            elif each.grad.layout != torch.strided:
+                raise ConfigError("elastic: sparse gradients; use sparse=False")
             else:
                 part.view_as(each).copy_(each.grad)
         weigh(vector[bucket.begin : bucket.end], weight)

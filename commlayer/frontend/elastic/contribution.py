@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ...errors import ConfigError
@@ -23,7 +24,7 @@ class Contribution:
         self._averages, self._weight, self._average = averages, weight, average
         self._begun = 0
         self._error: Exception | None = None
-        self._taken: list[tuple[nn.Parameter, Tensor | None, int]] = []
+        self._taken: list[tuple[nn.Parameter, Tensor | None, int, Tensor | None]] = []
 
     @property
     def next(self) -> Bucket | None:
@@ -36,7 +37,7 @@ class Contribution:
         bucket = self.next
         assert bucket is not None  # noqa: S101
         self._averages.fill(self.vector, bucket, self._weight)
-        self._taken += [(each, each.grad, _version(each.grad)) for each in bucket.parameters]
+        self._taken += [(each, each.grad, _version(each.grad), _sample(each.grad)) for each in bucket.parameters]
         self._begun += 1
         if self._error is None:
             try:
@@ -47,8 +48,10 @@ class Contribution:
     def finish(self, place: int, told: Told) -> Bucket:
         """Starts what is left, but the last bucket: returns it. With all behind it, it is up to the caller. `place`:
         this rank's, which tells this. Raises ConfigError if gradients have changed since they were taken."""
-        for parameter, gradient, version in self._taken:
-            if parameter.grad is not gradient or _version(gradient) != version:
+        for parameter, gradient, version, sample in self._taken:
+            now = _sample(gradient)
+            is_same = sample is None or now is None or torch.equal(sample, now)
+            if parameter.grad is not gradient or _version(gradient) != version or not is_same:
                 raise ConfigError(
                     f"elastic: a gradient of shape {tuple(parameter.shape)} was changed between the backward pass and "
                     f"job.step(), when it was already on its way to the other ranks: clip by elastic(clip_norm=...), "
@@ -62,6 +65,18 @@ class Contribution:
         self._averages.fill(self.vector, last, self._weight)
         self._averages.tell(self.vector, self._weight, place, told)
         return last
+
+
+SAMPLED = 64
+"""Values of a gradient that show a change which torch does not count, as by `.data` or by numpy."""
+
+
+def _sample(tensor: Tensor | None) -> Tensor | None:
+    """The bits of some values."""
+    if tensor is None or not tensor.is_contiguous():
+        return None
+    values = tensor.detach().view(-1)
+    return values[:: max(1, len(values) // SAMPLED)].clone().view(torch.int32)
 
 
 def _version(tensor: Tensor | None) -> int:

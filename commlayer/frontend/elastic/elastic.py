@@ -44,7 +44,7 @@ from .membership import ExcludedError, Membership
 from .overlap import Overlap
 from .replica import CODECS, DifferingError, Replica
 from .sampler import Sampler
-from .suited import check_model, check_norm, check_stepped, check_world, size_of
+from .suited import check_model, check_norm, check_stepped, check_trained, check_world, size_of
 
 Batch = TypeVar("Batch")
 
@@ -65,16 +65,19 @@ class Job:
     ) -> None:
         world = check_world(min_size, joins=join is not None)
         who = "elastic(join=...)" if world is None else f"rank {dist.get_rank()}: elastic"
-        check_model(model, world, who)
+        outermost = getattr(model, "_orig_mod", model)  # of torch.compile
+        check_model(outermost, world, who)
         check_stepped(optimizer, who)
         if schedule is not None:
             check_stepped(schedule, who)
-        self._model = model if isinstance(model, DistributedDataParallel) else None
+        self._model = outermost if isinstance(outermost, DistributedDataParallel) else None
         self._optimizer = optimizer
         self._min_size = min_size
         self._store = join
         self._state = State(model, optimizer, schedule)
         self._trained = [each for each in model.parameters() if each.requires_grad]
+        self._averaged = frozenset(self._trained)
+        check_trained(optimizer, self._averaged, who)
         self._averages = Averages(self._trained, check_norm(clip_norm, who))
         self._overlaps = overlap
         self._overlap: Overlap | None = None
@@ -108,8 +111,15 @@ class Job:
         try:
             if kind is None and not self._is_over:
                 self._close()
+            elif not isinstance(error, CommError) or isinstance(error, ConfigError):
+                self._give_up(error)
         finally:
             self._release(rests=kind is None)
+
+    def _give_up(self, error: BaseException | None) -> None:
+        """This rank makes no more steps after an error of its own: the others do not wait until its process ends."""
+        if error is not None and not self._membership.has_left and not self._membership.has_ended:
+            self._membership.withdraw()
 
     def _release(self, *, rests: bool) -> None:
         """Gives back what `__enter__` took. `rests`: DDP's model averages by itself again, in the present WORLD."""
@@ -210,6 +220,7 @@ class Job:
         """
         if self._membership.has_left:
             raise ClosedError(f"rank {self.number}: step() of a job that this rank has left")
+        check_trained(self._optimizer, self._averaged, f"rank {self.number}: job.step()")
         world, replica = self._membership.world, self._replica
         self._calls += 1
         self._is_over, self._is_computing = True, False  # over, unless this returns

@@ -48,9 +48,10 @@ class Overlap:
     def _begin(self) -> None:
         if self._contribution is not None:
             raise ConfigError(
-                f"elastic: backward pass {self._passes.count} of a step, whose gradients were taken after "
-                f"{self._expected[self._kind]}, as in the steps before: make equally many in each step (a checkpoint "
-                f"with use_reentrant=True can make one), or send all in job.step() by elastic(overlap=False)"
+                f"elastic: another backward pass of a step, whose gradients are on their way since pass "
+                f"{self._expected[self._kind]}, the last one of such steps before: make equally many in each step (a "
+                f"checkpoint with use_reentrant=True can make one), step after zero_grad(), or send all gradients in "
+                f"job.step() by elastic(overlap=False)"
             )
         self._kind, self._seen = self._kind_of(), {}
         if self._passes.count == self._expected.get(self._kind):
@@ -65,8 +66,8 @@ class Overlap:
         if seen > self._times.get(parameter, 1):
             raise ConfigError(
                 f"elastic: a gradient of shape {tuple(parameter.shape)} was accumulated more often than in the steps "
-                f"before, when it may have been on its way already: checkpoint with use_reentrant=False, or give "
-                f"elastic(overlap=False)"
+                f"before, when it may have been on its way already, or this pass was begun twice: checkpoint with "
+                f"use_reentrant=False, or give elastic(overlap=False)"
             )
         while (bucket := contribution.next) is not None:
             if any(self._seen.get(each, 0) < self._times.get(each, 1) for each in bucket.parameters):

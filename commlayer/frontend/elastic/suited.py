@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ...config import number
@@ -47,11 +47,29 @@ def check_model(model: nn.Module, world: Any, who: str) -> None:
     if kinds != {(torch.float32, "cpu")}:
         told = ", ".join(sorted(f"{str(dtype).removeprefix('torch.')} on {device}" for dtype, device in kinds))
         raise ConfigError(f"{who}: parameters of {told or 'no type'}: it needs float32 on the CPU")
+    if any(isinstance(each, DistributedDataParallel) for each in model.modules() if each is not model):
+        raise ConfigError(
+            f"{who}: DistributedDataParallel is within another module, and would average gradients once more; put it "
+            f"around the whole model, or leave it out"
+        )
     if isinstance(model, DistributedDataParallel):
+        if model.static_graph:
+            raise ConfigError(f"{who}: the model has static_graph=True, which needs averages of its own; leave it out")
         if model.process_group is not world:
             raise ConfigError(f"{who}: the model has a process group of its own; make it without one")
         if model.broadcast_buffers and any(True for _ in model.buffers()):
             raise ConfigError(f"{who}: the model broadcasts buffers; DistributedDataParallel(broadcast_buffers=False)")
+
+
+def check_trained(optimizer: torch.optim.Optimizer, trained: Collection[Tensor], who: str) -> None:
+    """Raises ConfigError if the optimizer changes parameters beside these, whose gradients are averaged."""
+    for each in (each for group in optimizer.param_groups for each in group["params"]):
+        if each.requires_grad and each not in trained:
+            raise ConfigError(
+                f"{who}: the optimizer has a parameter of shape {tuple(each.shape)} whose gradient is not averaged: "
+                f"the model did not have it, or it was frozen, when elastic() began; give a model that has it, and "
+                f"begin another elastic() after unfreezing"
+            )
 
 
 def check_stepped(stepped: Any, who: str) -> None:

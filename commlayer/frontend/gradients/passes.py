@@ -25,12 +25,13 @@ class Passes:
         self._hooks = [parameter.register_post_accumulate_grad_hook(self._enter) for parameter in parameters]
         self._lock = threading.RLock()  # devices have threads of their own
         self._is_open = False
+        self._grad: Tensor | None = None
         self.count = 0
         """Passes whose gradients the next step has, the one under way included."""
 
     def stepped(self) -> None:
         """The optimizer makes its step. A pass that is open has failed."""
-        self._is_open, self.count = False, 0
+        self._is_open, self.count, self._grad = False, 0, None
 
     def remove(self) -> None:
         """Removes the hooks."""
@@ -42,11 +43,18 @@ class Passes:
             if not self._is_open:
                 self._is_open = True
                 torch.autograd.Variable._execution_engine.queue_callback(self._end)
-                if all(other.grad is None for other in self._parameters if other is not parameter):
+                if self._is_fresh(parameter):
                     self.count = 0  # zero_grad() without a step, as a GradScaler leaves them out
                 self.count += 1
                 self._begun()
             self._accumulated(parameter)
+
+    def _is_fresh(self, parameter: Tensor) -> bool:
+        """Whether no other gradient is there. A parameter alone adds to the gradient that it has."""
+        before, self._grad = self._grad, parameter.grad
+        if len(self._parameters) == 1:
+            return parameter.grad is not before
+        return all(other.grad is None for other in self._parameters if other is not parameter)
 
     def _end(self) -> None:
         if self._is_open:
