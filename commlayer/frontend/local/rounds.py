@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch._C._distributed_c10d import BroadcastOptions
 from torch.utils._pytree import tree_map
 
@@ -22,6 +21,7 @@ from ..group.transfer import Transfers
 from .bell import Bell
 from .joining import Joining
 from .living import LOST, Living
+from .meeting import told_by_all
 from .outer import Outer
 from .shared import Shared
 from .site import Site
@@ -251,8 +251,7 @@ class Rounds:
             self._is_listening,
             self._transfers.report(),
         )
-        told: list[Any] = [None] * group.size()
-        dist.all_gather_object(told, own, group)
+        told = told_by_all(group, own)
         reports: dict[int, Report] = dict(zip(members, told, strict=True))
         self._living.hear({member for member, each in reports.items() if each.is_listening})
         most = max(each.ended for each in told)
