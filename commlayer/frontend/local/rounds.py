@@ -288,8 +288,8 @@ class Rounds:
     # ---- a site that joins -----------------------------------------------------------------------------------------
 
     def join(self) -> tuple[Mapping[str, Any], int]:
-        """Meets the sites of a training in their new group. Returns when this site has all that they have, and has
-        begun a sync with them: what `course` had told there, and how many steps ago. Raises ClosedError if they end the
+        """Meets the sites of a training in their new group. Returns when this site has all that they have, and they
+        have just begun a turn: what `course` had told there, and how many steps ago. Raises ClosedError if they end the
         training before."""
         self.syncs, self._is_listening = -1, True
         self.shared.forget()
@@ -307,12 +307,10 @@ class Rounds:
                 raise ClosedError("LocalSteps: the training has ended before this site had its state")
             self._pump()
         self._joining = None
-        self.steps = self.turns.steps(self.syncs)
-        self._start()
-        if not self.turns.delay:
-            self._finish()
         told, steps = self._told
-        return told, self.steps - steps + 1  # it was told before the schedule's step
+        made = steps - 1  # it was told before the schedule's step
+        self.steps = max(self.turns.steps(self.syncs - 1), made)  # as the others: its syncs begin with theirs
+        return told, self.steps - made
 
     def _pump(self, *, waits: bool = False) -> bool:
         """Keeps states on their way; whether this site has got on. The sync, too, finds a site that has died. `waits`:
