@@ -71,6 +71,8 @@ class Plan:
     joins: tuple[int, ...] = ()
     """The turns at which processes from SIZE on ask to join. Their numbers follow the order in which they ask."""
     outer: tuple[float, float] = (1.0, 0.0)
+    meeting: int | None = None
+    """A process that dies when the sites meet in a new group."""
     last_piece: tuple[int, int] | None = None
     """A process that dies when it has given or got so many pieces of a state."""
     hosts: tuple[int, ...] | None = None
@@ -151,6 +153,8 @@ class Watched(Rounds):
         super()._close()
 
     def _meet(self, sync: Any) -> Any:
+        if self.process == self.plan.meeting:
+            os.kill(os.getpid(), signal.SIGKILL)
         found = super()._meet(sync)
         if found is not None:
             self.taken.append(sync.head.turn)
@@ -253,6 +257,7 @@ def check(plan: Plan, **options: Any) -> dict[int, Report]:
     """
     with tempfile.TemporaryDirectory() as folder:
         killed = {process for process, *_ in plan.kills} | set(plan.late) | set((plan.last_piece or ())[:1])
+        killed |= set() if plan.meeting is None else {plan.meeting}
         found = ranks.results(ranks.outcomes(train, SIZE + len(plan.joins), plan, folder, **options), killed)
         lived = {process: report for process, report in enumerate(found) if isinstance(report, Report)}
         sent = {

@@ -49,6 +49,10 @@ def test_a_death_after_the_last_sync_costs_nothing() -> None:
     assert taken(Plan(late=(1, 3))) == []
 
 
+def test_a_site_dies_when_the_others_meet_after_a_death() -> None:
+    assert sorted(check(Plan(kills=((2, 4, 0.0),), meeting=1), environ=ranks.UDP)) == [0, 3]
+
+
 def too_few(rank: int, size: int) -> str:
     def die(step: int, _: Any) -> None:
         if rank > 1 and step == 3 * rank:

@@ -184,6 +184,32 @@ def test_schedule_and_ranks_of_a_site_that_has_joined(backend: str) -> None:
     assert found[0][3] == 60
 
 
+def _long_turns(rank: int, size: int, delay: int) -> tuple[list[int], int]:
+    """A turn takes longer than the timeout."""
+    store: Any = ranks.store()
+    if rank == 2:
+        store.wait(["begun"])
+    else:
+        ranks.init(rank, 2, timeout=timedelta(seconds=4))
+    model = Net()
+    local = _local(model, every=2, fragments=1, delay=delay, join=store if rank == 2 else None)
+    with local:
+        while len(local.ranks) < 3 and local.steps < 16:
+            store.set("begun", "")
+            time.sleep(3.0)
+            train(model, local._optimizer, rank, [local.steps])
+    if rank < 2:
+        dist.destroy_process_group()
+    return local.ranks, local.steps
+
+
+@pytest.mark.parametrize("delay", [0, 2])
+def test_a_site_joins_where_a_turn_takes_longer_than_the_timeout(delay: int) -> None:
+    found = ranks.run(_long_turns, 3, delay)
+    assert found[0] == found[1] == found[2]
+    assert found[0][0] == [0, 1, 2]
+
+
 @ranks.on(2)
 def test_calls_that_make_no_sense(rank: int, size: int) -> None:
     for given, said in (({"min_sites": None}, "min_sites=None"), ({"join": "host"}, "give a Store")):

@@ -26,6 +26,10 @@ from .turns import Turns
 LOST = (PeerLostError, AbortedError, OperationTimeoutError)
 """Errors of a sync after which the other sites can go on: a site died, ended its `with` by an exception, or hangs."""
 
+PATIENCE = timedelta(days=365)
+"""Timeout of the operations of a site that joins. It begins a sync as soon as the last one has ended. The others do so
+a turn later, which may take longer than their timeout; they find those who hang."""
+
 DESCRIPTION = "commlayer.LocalSteps"
 """That of the groups, for errors."""
 
@@ -53,6 +57,7 @@ class Living:
         self.is_finished = False
         """Whether another site has said that all have made the last sync."""
         self._least = 0
+        self._is_joining = group is None
         self._gone: list[int] = []  # those of the latest deaths
         self._party: Sites | None = None
         self._newcomers: Newcomers | None = None
@@ -143,6 +148,8 @@ class Living:
                 living._newcomers = Newcomers(party)
                 living._newcomers.follow()
                 begin(living)
+                living._is_joining = False
+                living.group.set_timeout(timedelta(seconds=party.timeout_s))
             except BaseException as error:
                 living.withdraw()
                 living.close(ended=False)
@@ -222,6 +229,8 @@ class Living:
                 self._policy,
             )
         self._group._set_group_desc(DESCRIPTION)
+        if self._is_joining:
+            self._group.set_timeout(PATIENCE)
         self.members = list(party.members)
 
     def _end(self) -> None:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch._C._distributed_c10d import BroadcastOptions
 from torch.utils._pytree import tree_map
 
@@ -22,6 +21,7 @@ from ..group.transfer import Transfers
 from .bell import Bell
 from .joining import Joining
 from .living import LOST, Living
+from .meeting import told_by_all
 from .outer import Outer
 from .shared import Shared
 from .site import Site
@@ -251,8 +251,7 @@ class Rounds:
             self._is_listening,
             self._transfers.report(),
         )
-        told: list[Any] = [None] * group.size()
-        dist.all_gather_object(told, own, group)
+        told = told_by_all(group, own)
         reports: dict[int, Report] = dict(zip(members, told, strict=True))
         self._living.hear({member for member, each in reports.items() if each.is_listening})
         most = max(each.ended for each in told)
@@ -289,8 +288,8 @@ class Rounds:
     # ---- a site that joins -----------------------------------------------------------------------------------------
 
     def join(self) -> tuple[Mapping[str, Any], int]:
-        """Meets the sites of a training in their new group. Returns when this site has all that they have, and has
-        begun a sync with them: what `course` had told there, and how many steps ago. Raises ClosedError if they end the
+        """Meets the sites of a training in their new group. Returns when this site has all that they have, and they
+        have just begun a turn: what `course` had told there, and how many steps ago. Raises ClosedError if they end the
         training before."""
         self.syncs, self._is_listening = -1, True
         self.shared.forget()
@@ -308,12 +307,10 @@ class Rounds:
                 raise ClosedError("LocalSteps: the training has ended before this site had its state")
             self._pump()
         self._joining = None
-        self.steps = self.turns.steps(self.syncs)
-        self._start()
-        if not self.turns.delay:
-            self._finish()
         told, steps = self._told
-        return told, self.steps - steps + 1  # it was told before the schedule's step
+        made = steps - 1  # it was told before the schedule's step
+        self.steps = max(self.turns.steps(self.syncs - 1), made)  # as the others: its syncs begin with theirs
+        return told, self.steps - made
 
     def _pump(self, *, waits: bool = False) -> bool:
         """Keeps states on their way; whether this site has got on. The sync, too, finds a site that has died. `waits`:
