@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 from . import content
@@ -76,6 +77,8 @@ class Departure:
             self._runs.extend([seat, 0] for seat, giver in enumerate(plan.sources) if giver == PUBLISHER)
         self._is_told = False
         """Whether LAST has left."""
+        self._next: Callable[[], None] = self._open
+        """What `advance` notes down."""
 
     @property
     def lasts(self) -> bool:
@@ -84,36 +87,41 @@ class Departure:
 
     @property
     def message(self) -> list[Any] | None:
-        """What leaves next; None: nothing now."""
+        """What leaves next; None: nothing now. It decides what `advance` notes down: a content may grow in between."""
         if self._opened_with is not None:
+            self._next = self._open
             return self._opened_with
-        for seat, at in self._runs:
+        is_ended = self._source.is_ended  # before the number of parts, of which the last comes first
+        for run in self._runs:
+            seat, at = run
             number = self._number(seat, at)
             if number is not None:
+                self._next = partial(self._run, run)
                 return part(Place(self.head.request, seat, at, number), self._source)
         if self.deal is not None:
             number = self.deal.next(self.own)
             if number is not None:
+                self._next = partial(self.deal.give, self.own)
                 at = len(self.deal.given[self.own])
                 return part(Place(self.head.request, self.own, at, number), self._source)
-        if not self._is_told and (self._source.is_ended if self.deal is None else self.deal.is_ended):
+        if not self._is_told and (is_ended if self.deal is None else self.deal.is_ended):
+            self._next = self._tell
             counts = self._counts()
             return [LAST, Place(self.head.request).pack(), struct.pack(f"<{len(counts)}Q", *counts)]
         return None
 
     def advance(self) -> None:
-        """The message has left."""
-        if self._opened_with is not None:
-            self._opened_with = next(self._opening, None)
-            return
-        for run in self._runs:
-            if self._number(*run) is not None:
-                run[1] += 1
-                return
-        if self.deal is not None and self.deal.next(self.own) is not None:
-            self.deal.give(self.own)
-        else:
-            self._is_told = True
+        """The message that was read last has left."""
+        self._next()
+
+    def _open(self) -> None:
+        self._opened_with = next(self._opening, None)
+
+    def _run(self, run: list[int]) -> None:
+        run[1] += 1
+
+    def _tell(self) -> None:
+        self._is_told = True
 
     def give(self, seat: int, at: int) -> None:
         """Sends a seat's parts from its part number `at` on, too."""

@@ -158,6 +158,64 @@ def test_a_deal_reaches_a_reader_from_all_its_seats() -> None:
     assert filled_already(arrivals[1], state)
 
 
+def test_a_part_that_leaves_as_the_code_ends_is_counted() -> None:
+    code = code_of(3)
+    deal = Deal(code, 2)
+    departure = Departure(DIFFERENCE, Head(4), Plan("name", [PUBLISHER, "10.0.0.2:2"], 7), b"", code, None, deal)
+    departure.advance()
+    for number in range(3):
+        assert left(departure) == Place(4, 0, number, number)
+        code.is_ended = number == 2
+        assert (deal.next(0) is None) == code.is_ended  # a seat's window is shorter now
+        departure.advance()
+    ((kind, _, counts),) = messages(departure)
+    assert (kind, struct.unpack("<2Q", counts)) == (LAST, (3, 0))
+
+
+def test_a_part_that_comes_while_another_leaves_is_not_left_out() -> None:
+    code = code_of(3)
+    departure = Departure(DIFFERENCE, Head(4), Plan("name", ["10.0.0.1:1", PUBLISHER]), b"", code, None, None)
+    departure.advance()
+    assert left(departure) == Place(4, 1, 0, 1)
+    departure.advance()
+    departure.give(0, 1)
+    assert left(departure) == Place(4, 0, 1, 2)
+    code.add(3, b"x")
+    departure.advance()
+    assert left(departure) == Place(4, 1, 1, 3)
+
+
+def code_of(parts: int) -> Code:
+    made = Code()
+    for number in range(parts):
+        made.add(number, b"x")
+    return made
+
+
+def left(departure: Departure) -> Place:
+    assert departure.message is not None
+    assert departure.message[0] == PART
+    return Place.read(departure.message[1])
+
+
+class Growing(Code):
+    """Gets its last part, and is ended, while its parts are counted."""
+
+    @property
+    def parts(self) -> int:
+        """Those before."""
+        before = super().parts
+        self.add(before, b"x")
+        self.is_ended = True
+        return before
+
+
+def test_the_last_part_leaves_before_the_end_is_told() -> None:
+    departure = Departure(DIFFERENCE, Head(4), DIRECT, b"", Growing(), None, None)
+    departure.advance()
+    assert departure.message is None
+
+
 def filled_already(arrival: Arrival, state: Held) -> bool:
     found = arrival.result()
     return found is not None and torch.equal(found.memory, state.memory)
