@@ -30,7 +30,7 @@ from .peers import BATCH
 from .swarm import Reader
 
 LOOK_S = 0.1
-"""Time between two looks whether a publisher that ends can end."""
+"""Time between two looks whether a publisher that ends can end, and whether the parts of a deal move."""
 
 PUSH_LEAST_S, PUSH_MOST_S = 0.005, 0.05
 """Time between two looks whether there is room for more parts of answers: it grows while there is none."""
@@ -157,7 +157,8 @@ class Server:
         try:
             while not self._is_closing and not self._is_over():
                 is_leaving = any(departure.message is not None for departure in self._departures.values())
-                limits_s = [push_s] * is_leaving + [LOOK_S] * (self._end_s is not None)
+                is_dealing = any(each.deal and not each.deal.is_ended for each in self._departures.values())
+                limits_s = [push_s] * is_leaving + [LOOK_S] * (is_dealing or self._end_s is not None)
                 now_s = time.monotonic()
                 limits_s += [max(gathering.until_s - now_s, 0.0) for gathering in self._gatherings.values()]
                 ready = dict(poller.poll(1e3 * min(limits_s) if limits_s else None))
@@ -213,12 +214,14 @@ class Server:
             self._pool.give(held.memory)
 
     def _yield(self) -> None:
-        """Looks whether the training in this process uses the link."""
+        """Looks whether the training in this process uses the link, and whether parts that were dealt move."""
+        now_s = time.monotonic()
         if self._departures:
-            self._beside.look(time.monotonic())
+            self._beside.look(now_s)
         for departure in self._departures.values():
             if departure.deal is not None:
                 departure.deal.is_beside = self._beside.is_there
+                departure.deal.look(now_s)
 
     def _push(self) -> bool:
         """Sends parts of answers for which there is room, but little while training sends. Whether any."""
@@ -420,7 +423,7 @@ class Server:
             group = tuple(giver or self._readers[reader].address for giver in sources)
             if group not in deals:
                 self._dealt += 1
-                deals[group] = self._dealt, Deal(source, len(group))
+                deals[group] = self._dealt, Deal(source, len(group), time.monotonic())
             number, deal = deals[group]
         plan = Plan(name, sources, number)
         if plan.is_shared and whole is not None and name not in self._tags:

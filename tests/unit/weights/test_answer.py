@@ -130,7 +130,7 @@ def test_a_difference_leaves_and_is_decoded_while_it_is_coded() -> None:
 
 def test_a_deal_reaches_a_reader_from_all_its_seats() -> None:
     state = held(LAYOUT, 3, 1)
-    deal = Deal(state.whole, 2)
+    deal = Deal(state.whole, 2, 0.0)
     leaving_ones, arrivals = [], []
     for seat in range(2):
         plan = Plan("name", [PUBLISHER, "10.0.0.2:2"] if seat == 0 else ["10.0.0.1:1", PUBLISHER], 7)
@@ -160,7 +160,7 @@ def test_a_deal_reaches_a_reader_from_all_its_seats() -> None:
 
 def test_a_part_that_leaves_as_the_code_ends_is_counted() -> None:
     code = code_of(3)
-    deal = Deal(code, 2)
+    deal = Deal(code, 2, 0.0)
     departure = Departure(DIFFERENCE, Head(4), Plan("name", [PUBLISHER, "10.0.0.2:2"], 7), b"", code, None, deal)
     departure.advance()
     for number in range(3):
