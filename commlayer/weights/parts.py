@@ -87,13 +87,18 @@ class Book:
         """Whether part `number`, which is number `at` of its seat, must be taken. False: it has come, or its seat has
         another source by now.
 
-        Raises ValueError if the source of its seat sends it out of turn.
+        Raises ValueError if the source of its seat sends it out of turn, or for a part of another seat.
         """
         if not seat < len(self.sources) or (self.counts is not None and not at < self.counts[seat]):
             raise ValueError(f"part {at} of seat {seat}")
-        if at > len(self.come[seat]) and source == self.sources[seat]:
-            raise ValueError(f"part {at} of seat {seat}, not part {len(self.come[seat])}")
-        return at == len(self.come[seat]) and number not in self._has
+        come, is_present = len(self.come[seat]), source == self.sources[seat]
+        if at > come and is_present:
+            raise ValueError(f"part {at} of seat {seat}, not part {come}")
+        if not self.deal and number != seat + at * len(self.sources):
+            raise ValueError(f"part {number}, which is not part {at} of seat {seat}")
+        if at == come and is_present and number in self._has:
+            raise ValueError(f"part {number} as part {at} of seat {seat}, and of another one before")
+        return at == come and number not in self._has
 
     def add(self, seat: int, number: int, now_s: float) -> None:
         """A part that `is_next` has come."""
