@@ -7,6 +7,7 @@ it is coded, and is decoded while it comes.
 
 from __future__ import annotations
 
+import itertools
 import struct
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -57,17 +58,17 @@ class Departure:
     """An answer that leaves: its head, then the text, and the parts of the content that the publisher gives."""
 
     def __init__(
-        self, kind: bytes, head: Head, plan: Plan, text: bytes, source: Content, held: Held | None, deal: Deal | None
+        self, kind: bytes, head: Head, plan: Plan, layout: bytes, source: Content, held: Held | None, deal: Deal | None
     ) -> None:
-        """`source`: the content, which may still grow. `deal`: of a plan with one; the reader's own seat is that of the
-        publisher."""
+        """`layout`: its text, if the reader lacks it. `source`: the content, which may still grow. `deal`: of a plan
+        with one; the reader's own seat is that of the publisher."""
         self.head, self.plan, self.deal = head, plan, deal
         self.held = held
         """The version whose memory it sends; None for a difference."""
         self.blamed: set[int] = set()
         """The seats whose readers have failed."""
         self._source = source
-        self._opening: Iterator[list[Any]] = self._opened(kind, text)
+        self._opening: Iterator[list[Any]] = self._opened(kind, layout)
         self._opened_with: list[Any] | None = next(self._opening)
         self.own = plan.sources.index(PUBLISHER) if deal is not None else -1
         """The seat whose parts come from the deal."""
@@ -142,11 +143,13 @@ class Departure:
         seats = len(self.plan.sources)
         return [len(range(seat, self._source.parts, seats)) for seat in range(seats)]
 
-    def _opened(self, kind: bytes, text: bytes) -> Iterator[list[Any]]:
+    def _opened(self, kind: bytes, layout: bytes) -> Iterator[list[Any]]:
         yield [kind, self.head.text(), self.plan.text()]
-        whole = memoryview(text)
-        for at, first in enumerate(range(0, len(text), PART_MOST_BYTES)):
-            yield [TEXT, Place(self.head.request, at=at).pack(), whole[first : first + PART_MOST_BYTES]]
+        pieces = (layout[first : first + PART_MOST_BYTES] for first in range(0, len(layout), PART_MOST_BYTES))
+        whole = self._source if isinstance(self._source, Whole) and self.head.tags_bytes else None
+        tags = () if whole is None else whole.tags(self.plan.name)
+        for at, piece in enumerate(itertools.chain(pieces, tags)):
+            yield [TEXT, Place(self.head.request, at=at).pack(), piece]
 
 
 class Arrival:
@@ -178,10 +181,8 @@ class Arrival:
         if held is None or held.layout.fingerprint != head.layout or head.layout_bytes:
             if not self.is_whole:
                 raise ValueError(f"a difference to version {head.base}, of another layout")
-            if head.layout_bytes <= 0:
+            if not head.layout_bytes:
                 raise ValueError("a state without its layout")
-        if head.tags_bytes < 0:
-            raise ValueError(f"{head.tags_bytes} bytes of tags")
         if not head.layout_bytes + head.tags_bytes:
             self._begin(now_s)
 

@@ -19,7 +19,7 @@ from . import message, swarm
 from .answer import Departure
 from .beside import Beside
 from .coder import Coder, Step
-from .content import Code
+from .content import TAG_BYTES, Code
 from .deal import Deal
 from .held import Held, Pool
 from .layout import Layout
@@ -73,8 +73,6 @@ class Server:
         self._departures: dict[bytes, Departure] = {}
         self._readers: dict[bytes, Reader] = {}
         """Those that were not told of the end."""
-        self._tags: dict[str, bytes] = {}
-        """Of whole states that are on their way to readers."""
         self._dealt = 0
         """Deals so far."""
         self._base: Held | None = None
@@ -204,8 +202,6 @@ class Server:
             departure.deal.leave(departure.own)
         if departure.held is not None:
             self._give_back(departure.held)
-        if all(other.plan.name != departure.plan.name for other in self._departures.values()):
-            self._tags.pop(departure.plan.name, None)
 
     def _give_back(self, held: Held) -> None:
         """Its memory, unless it is the latest version, or the one before in use, or on its way to a reader."""
@@ -426,9 +422,6 @@ class Server:
                 deals[group] = self._dealt, Deal(source, len(group), time.monotonic())
             number, deal = deals[group]
         plan = Plan(name, sources, number)
-        if plan.is_shared and whole is not None and name not in self._tags:
-            self._tags[name] = whole.whole.tags(name)
-        tags = self._tags[name] if plan.is_shared and whole is not None else b""
         head = Head(
             asked.request,
             self._life,
@@ -437,12 +430,12 @@ class Server:
             self._layout.fingerprint,
             base=-1 if code is None else asked.version,
             layout_bytes=len(layout),
-            tags_bytes=len(tags),
+            tags_bytes=TAG_BYTES * held.whole.parts if plan.is_shared and code is None else 0,
         )
         kind = DIFFERENCE if whole is None else WHOLE
         self._end_departure(reader)
         self._readers[reader].sent = name
-        self._departures[reader] = Departure(kind, head, plan, layout + tags, source, whole, deal)
+        self._departures[reader] = Departure(kind, head, plan, layout, source, whole, deal)
 
 
 def raised(error: BaseException | None) -> None:

@@ -34,9 +34,29 @@ def messages(departure: Departure) -> list[list[bytes]]:
 
 def leaving(state: Held, plan: Plan) -> Departure:
     text, whole = state.layout.text, state.whole
-    tags = whole.tags(plan.name) if plan.is_shared else b""
-    head = Head(4, "life", state.version, state.digest, state.layout.fingerprint, -1, len(text), len(tags))
-    return Departure(WHOLE, head, plan, text + tags, whole, state, None)
+    tags_bytes = content.TAG_BYTES * whole.parts if plan.is_shared else 0
+    head = Head(4, "life", state.version, state.digest, state.layout.fingerprint, -1, len(text), tags_bytes)
+    return Departure(WHOLE, head, plan, text, whole, state, None)
+
+
+def test_the_tags_of_a_long_state_are_made_some_at_a_time_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    state, made = held(LAYOUT, 3, 1), list[int]()
+    real = content.tag
+
+    def tag(piece: memoryview, name: str, number: int) -> bytes:
+        made.append(number)
+        return real(piece, name, number)
+
+    monkeypatch.setattr(content, "tag", tag)
+    monkeypatch.setattr(content, "TAGGED", 5)
+    for _ in range(2):
+        before = len(made)
+        departure = leaving(state, SHARED)
+        while departure.message is not None and departure.message[0] != PART:
+            assert len(made) - before <= 5
+            before = len(made)
+            departure.advance()
+    assert made == list(range(state.whole.parts))
 
 
 def whole(state: Held, plan: Plan = DIRECT) -> tuple[Head, list[list[bytes]]]:
@@ -134,9 +154,8 @@ def test_a_deal_reaches_a_reader_from_all_its_seats() -> None:
     leaving_ones, arrivals = [], []
     for seat in range(2):
         plan = Plan("name", [PUBLISHER, "10.0.0.2:2"] if seat == 0 else ["10.0.0.1:1", PUBLISHER], 7)
-        tags = state.whole.tags("name")
-        text = state.layout.text + tags
-        head = Head(4, "life", 3, state.digest, LAYOUT.fingerprint, -1, len(state.layout.text), len(tags))
+        text, tags_bytes = state.layout.text, content.TAG_BYTES * state.whole.parts
+        head = Head(4, "life", 3, state.digest, LAYOUT.fingerprint, -1, len(text), tags_bytes)
         leaving_ones.append(Departure(WHOLE, head, plan, text, state.whole, state, deal))
         arrivals.append(arriving(WHOLE, head, None, None, plan))
     own: list[list[list[bytes]]] = [[], []]
@@ -297,12 +316,11 @@ def test_parts_of_another_answer_are_left_out() -> None:
 def test_a_shared_answer_comes_from_several() -> None:
     state = held(LAYOUT, 3, 1)
     departure = leaving(state, SHARED)
-    _, text, *own = messages(departure)
-    *own, last = own
+    _, text, tags, *own, last = messages(departure)
     assert [Place.read(place).number for _, place, _ in own] == list(range(1, state.whole.parts, 3))
     assert departure.lasts
     arrival = arriving(WHOLE, departure.head, None, None, SHARED)
-    add(arrival, [text, *own, last])
+    add(arrival, [text, tags, *own, last])
     assert not arrival.is_complete
     departure.give(0, 0)
     for kind, place, part in messages(departure):
