@@ -7,9 +7,11 @@ it is coded, and is decoded while it comes.
 
 from __future__ import annotations
 
+import itertools
 import struct
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 from . import content
@@ -56,17 +58,17 @@ class Departure:
     """An answer that leaves: its head, then the text, and the parts of the content that the publisher gives."""
 
     def __init__(
-        self, kind: bytes, head: Head, plan: Plan, text: bytes, source: Content, held: Held | None, deal: Deal | None
+        self, kind: bytes, head: Head, plan: Plan, layout: bytes, source: Content, held: Held | None, deal: Deal | None
     ) -> None:
-        """`source`: the content, which may still grow. `deal`: of a plan with one; the reader's own seat is that of the
-        publisher."""
+        """`layout`: its text, if the reader lacks it. `source`: the content, which may still grow. `deal`: of a plan
+        with one; the reader's own seat is that of the publisher."""
         self.head, self.plan, self.deal = head, plan, deal
         self.held = held
         """The version whose memory it sends; None for a difference."""
         self.blamed: set[int] = set()
         """The seats whose readers have failed."""
         self._source = source
-        self._opening: Iterator[list[Any]] = self._opened(kind, text)
+        self._opening: Iterator[list[Any]] = self._opened(kind, layout)
         self._opened_with: list[Any] | None = next(self._opening)
         self.own = plan.sources.index(PUBLISHER) if deal is not None else -1
         """The seat whose parts come from the deal."""
@@ -76,6 +78,8 @@ class Departure:
             self._runs.extend([seat, 0] for seat, giver in enumerate(plan.sources) if giver == PUBLISHER)
         self._is_told = False
         """Whether LAST has left."""
+        self._next: Callable[[], None] = self._open
+        """What `advance` notes down."""
 
     @property
     def lasts(self) -> bool:
@@ -84,36 +88,41 @@ class Departure:
 
     @property
     def message(self) -> list[Any] | None:
-        """What leaves next; None: nothing now."""
+        """What leaves next; None: nothing now. It decides what `advance` notes down: a content may grow in between."""
         if self._opened_with is not None:
+            self._next = self._open
             return self._opened_with
-        for seat, at in self._runs:
+        is_ended = self._source.is_ended  # before the number of parts, of which the last comes first
+        for run in self._runs:
+            seat, at = run
             number = self._number(seat, at)
             if number is not None:
+                self._next = partial(self._run, run)
                 return part(Place(self.head.request, seat, at, number), self._source)
         if self.deal is not None:
             number = self.deal.next(self.own)
             if number is not None:
+                self._next = partial(self.deal.give, self.own)
                 at = len(self.deal.given[self.own])
                 return part(Place(self.head.request, self.own, at, number), self._source)
-        if not self._is_told and (self._source.is_ended if self.deal is None else self.deal.is_ended):
+        if not self._is_told and (is_ended if self.deal is None else self.deal.is_ended):
+            self._next = self._tell
             counts = self._counts()
             return [LAST, Place(self.head.request).pack(), struct.pack(f"<{len(counts)}Q", *counts)]
         return None
 
     def advance(self) -> None:
-        """The message has left."""
-        if self._opened_with is not None:
-            self._opened_with = next(self._opening, None)
-            return
-        for run in self._runs:
-            if self._number(*run) is not None:
-                run[1] += 1
-                return
-        if self.deal is not None and self.deal.next(self.own) is not None:
-            self.deal.give(self.own)
-        else:
-            self._is_told = True
+        """The message that was read last has left."""
+        self._next()
+
+    def _open(self) -> None:
+        self._opened_with = next(self._opening, None)
+
+    def _run(self, run: list[int]) -> None:
+        run[1] += 1
+
+    def _tell(self) -> None:
+        self._is_told = True
 
     def give(self, seat: int, at: int) -> None:
         """Sends a seat's parts from its part number `at` on, too."""
@@ -134,11 +143,13 @@ class Departure:
         seats = len(self.plan.sources)
         return [len(range(seat, self._source.parts, seats)) for seat in range(seats)]
 
-    def _opened(self, kind: bytes, text: bytes) -> Iterator[list[Any]]:
+    def _opened(self, kind: bytes, layout: bytes) -> Iterator[list[Any]]:
         yield [kind, self.head.text(), self.plan.text()]
-        whole = memoryview(text)
-        for at, first in enumerate(range(0, len(text), PART_MOST_BYTES)):
-            yield [TEXT, Place(self.head.request, at=at).pack(), whole[first : first + PART_MOST_BYTES]]
+        pieces = (layout[first : first + PART_MOST_BYTES] for first in range(0, len(layout), PART_MOST_BYTES))
+        whole = self._source if isinstance(self._source, Whole) and self.head.tags_bytes else None
+        tags = () if whole is None else whole.tags(self.plan.name)
+        for at, piece in enumerate(itertools.chain(pieces, tags)):
+            yield [TEXT, Place(self.head.request, at=at).pack(), piece]
 
 
 class Arrival:
@@ -170,10 +181,8 @@ class Arrival:
         if held is None or held.layout.fingerprint != head.layout or head.layout_bytes:
             if not self.is_whole:
                 raise ValueError(f"a difference to version {head.base}, of another layout")
-            if head.layout_bytes <= 0:
+            if not head.layout_bytes:
                 raise ValueError("a state without its layout")
-        if head.tags_bytes < 0:
-            raise ValueError(f"{head.tags_bytes} bytes of tags")
         if not head.layout_bytes + head.tags_bytes:
             self._begin(now_s)
 

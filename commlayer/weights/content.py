@@ -35,6 +35,9 @@ SAMPLES = 64
 _key = torch.frombuffer(bytearray(hashlib.shake_128(b"commlayer publish").digest(4 * KEY_WORDS)), dtype=torch.uint8)
 
 TAG_BYTES = 8
+TAGGED = 64
+"""Parts whose tags are made at once: those of a long state take longer than a reader waits for an answer."""
+
 _HEAD = struct.Struct(f"<{TAG_BYTES}sQQ")
 """Of a part of a code: its tag, the place of its first value in the state in bytes, and the number of its values."""
 
@@ -87,6 +90,7 @@ class Whole:
         while self._ends[-1] < size:
             left = size - self._ends[-1]
             self._ends.append(size - left + min(left, next_bytes(left, part_bytes)))
+        self._tags: dict[tuple[str, int], bytes] = {}
 
     @property
     def parts(self) -> int:
@@ -103,9 +107,13 @@ class Whole:
         """The bytes of a part."""
         return self._block[self.span(number)]
 
-    def tags(self, name: str) -> bytes:
-        """The checksums of all parts."""
-        return b"".join(tag(self.part(number), name, number) for number in range(self.parts))
+    def tags(self, name: str) -> Iterator[bytes]:
+        """The checksums of all parts, in order, those of TAGGED parts at a time. They are made once."""
+        for first in range(0, self.parts, TAGGED):
+            if (name, first) not in self._tags:
+                numbers = range(first, min(first + TAGGED, self.parts))
+                self._tags[name, first] = b"".join(tag(self.part(number), name, number) for number in numbers)
+            yield self._tags[name, first]
 
 
 class Code:

@@ -2,12 +2,14 @@
 
 Each part goes to the first seat with room. A seat has room while few of its parts are on their way through its reader:
 so one that is fast, or whose link is, gets more parts than one that is slow, and all end at about one time. Flows that
-share a link with equal windows also share its rate equally, which TCP alone does not do for short ones.
+share a link with equal windows also share its rate equally, which TCP alone does not do for short ones. A seat whose
+parts do not move takes none from the others.
 """
 
 from __future__ import annotations
 
 from .content import Content
+from .parts import grace_s
 
 WINDOW_SHARE, WINDOW_LEAST = 4, 2
 """At most this share of what is left for each seat is on its way through one, or so many parts (guided
@@ -16,18 +18,23 @@ self-scheduling: Polychronopoulos and Kuck, 1987)."""
 
 BESIDE_MOST = 4
 """Most parts of all seats on their way beside a training: others would wait in front of the training's packets. With
-these the link of the publisher is full while its readers pass parts on."""
+these the link of the publisher is full while its readers pass parts on. One seat has WINDOW_LEAST of them at most, so
+that one reader that is stuck does not stop the others."""
 
 
 class Deal:
     """Belongs to the thread that serves."""
 
-    def __init__(self, content: Content, seats: int) -> None:
+    def __init__(self, content: Content, seats: int, now_s: float) -> None:
+        """`now_s`: the time, of the clock of `look`."""
         self._content = content
         self.given: list[list[int]] = [[] for _ in range(seats)]
         """The parts of each seat, in their order."""
         self._passed = [0] * seats
-        """How many of them have passed through its reader."""
+        """How many of them have passed through its reader, or were given up."""
+        self._begin_s = self._last_s = now_s
+        self._seen = [(0, now_s)] * seats
+        """How many had passed, and since when that is so, or parts are on their way."""
         self._here = set(range(seats))
         """The seats whose readers are connected."""
         self._trusted = set(range(seats))
@@ -44,11 +51,14 @@ class Deal:
     def next(self, seat: int) -> int | None:
         """The part that the seat gets next; None: none now."""
         is_here = seat in self._trusted and self._next < self._content.parts
-        return self._next if is_here and len(self.given[seat]) - self._passed[seat] < self._window() else None
+        return self._next if is_here and self._on_way(seat) < self._window() else None
+
+    def _on_way(self, seat: int) -> int:
+        return len(self.given[seat]) - self._passed[seat]
 
     def _window(self) -> int:
-        if self.is_beside and sum(map(len, self.given)) - sum(self._passed) >= BESIDE_MOST:
-            return 0
+        if self.is_beside:
+            return WINDOW_LEAST if sum(map(self._on_way, self._trusted)) < BESIDE_MOST else 0
         if not self._content.is_ended:
             return 2 * WINDOW_LEAST  # what is left is not known
         return max(WINDOW_LEAST, (self._content.parts - self._next) // (WINDOW_SHARE * len(self.given)))
@@ -61,6 +71,20 @@ class Deal:
     def passed(self, seat: int, count: int) -> None:
         """So many parts of a seat have passed through its reader."""
         self._passed[seat] = max(self._passed[seat], count)
+
+    def look(self, now_s: float) -> None:
+        """Gives up the parts of seats that have not moved for the grace time: they wait for a reader that takes or
+        passes none. Its seat is the last that gets others."""
+        limit_s = grace_s(self._last_s - self._begin_s, sum(self._passed), len(self.given))
+        for seat, (passed, since_s) in enumerate(self._seen):
+            if passed != self._passed[seat]:
+                self._last_s = now_s
+            elif self._on_way(seat):
+                if now_s - since_s <= limit_s:
+                    continue
+                self._passed[seat] = len(self.given[seat])
+                self.distrust(seat)
+            self._seen[seat] = self._passed[seat], now_s
 
     def distrust(self, seat: int) -> None:
         """The seat's reader has failed another one."""

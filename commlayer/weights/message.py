@@ -79,7 +79,7 @@ class Head:
     layout: str = ""
     """Fingerprint of the layout."""
     base: int = -1
-    """The version to which this is a difference."""
+    """The version to which this is a difference; -1: it is none."""
     layout_bytes: int = 0
     """The length of the layout's text in an answer; 0: the reader has it."""
     tags_bytes: int = 0
@@ -155,7 +155,7 @@ class Want:
     def read(cls, text: bytes) -> Want:
         """Raises ValueError for anything that is no such message."""
         found = _read(cls, text)
-        if not 0 <= found.seat < found.seats or found.at < 0:
+        if not found.seat < found.seats:
             raise ValueError(f"seat {found.seat} of {found.seats}")
         return found
 
@@ -179,7 +179,8 @@ def _read(cls: type[_Message], text: bytes) -> _Message:
     if not isinstance(found, dict) or found.keys() != fields.keys():
         raise ValueError("not a message of this release of commlayer")
     for name, value in found.items():
-        if type(value) is not fields[name] or (isinstance(value, int) and not -1 <= value < VERSIONS):
+        least = -1 if name == "base" else 0
+        if type(value) is not fields[name] or (isinstance(value, int) and not least <= value < VERSIONS):
             raise ValueError(f"{name} is {value!r:.40}")
         if isinstance(value, list) and not all(isinstance(each, str) for each in value):
             raise ValueError(f"{name} is {value!r:.40}")

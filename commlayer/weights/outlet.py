@@ -31,10 +31,10 @@ class Leaving(Protocol):
 
     @property
     def message(self) -> list[Any] | None:
-        """What leaves next; None: nothing now."""
+        """What leaves next; None: nothing now. Another thread may change it between two looks."""
 
     def advance(self) -> None:
-        """Takes the next message."""
+        """The message of the last look has left."""
 
 
 class Outlet:
@@ -114,7 +114,8 @@ class Outlet:
         for _ in range(message.WINDOW):
             for identity, its in list(turn.items()):
                 try:
-                    if its.message is not None and self.say(identity, its.message):
+                    frames = its.message
+                    if frames is not None and self.say(identity, frames):
                         its.advance()
                         is_any = True
                         continue

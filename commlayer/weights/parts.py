@@ -46,6 +46,12 @@ def next_bytes(left: float, part_bytes: int) -> int:
     return int(min(part_bytes, max(left / TAIL_SHARE, TAIL_LEAST_BYTES)))
 
 
+def grace_s(took_s: float, parts: int, seats: int) -> float:
+    """How long a source may be silent, if all of them, one for each seat, have sent so many parts in that time."""
+    usual_s = took_s * seats / parts if parts else GRACE_MOST_S
+    return min(max(GRACE_FACTOR * usual_s, GRACE_LEAST_S), GRACE_MOST_S)
+
+
 class Book:
     """The parts of one content that have come to a reader."""
 
@@ -81,13 +87,18 @@ class Book:
         """Whether part `number`, which is number `at` of its seat, must be taken. False: it has come, or its seat has
         another source by now.
 
-        Raises ValueError if the source of its seat sends it out of turn.
+        Raises ValueError if the source of its seat sends it out of turn, or for a part of another seat.
         """
         if not seat < len(self.sources) or (self.counts is not None and not at < self.counts[seat]):
             raise ValueError(f"part {at} of seat {seat}")
-        if at > len(self.come[seat]) and source == self.sources[seat]:
-            raise ValueError(f"part {at} of seat {seat}, not part {len(self.come[seat])}")
-        return at == len(self.come[seat]) and number not in self._has
+        come, is_present = len(self.come[seat]), source == self.sources[seat]
+        if at > come and is_present:
+            raise ValueError(f"part {at} of seat {seat}, not part {come}")
+        if not self.deal and number != seat + at * len(self.sources):
+            raise ValueError(f"part {number}, which is not part {at} of seat {seat}")
+        if at == come and is_present and number in self._has:
+            raise ValueError(f"part {number} as part {at} of seat {seat}, and of another one before")
+        return at == come and number not in self._has
 
     def add(self, seat: int, number: int, now_s: float) -> None:
         """A part that `is_next` has come."""
@@ -124,12 +135,9 @@ class Book:
         before the parts are counted: one that got none to send is silent, too."""
         if self.counts is None:
             return []
-        come, grace_s = len(self._has), GRACE_MOST_S
-        if come:
-            usual_s = (self._last_s - self._begin_s) * len(self.sources) / come
-            grace_s = min(max(GRACE_FACTOR * usual_s, GRACE_LEAST_S), GRACE_MOST_S)
+        limit_s = grace_s(self._last_s - self._begin_s, len(self._has), len(self.sources))
         is_lag = False
         if 2 * len(self._complete_s) >= len(self.sources):
             lag_s = LAG_FACTOR * (max(self._complete_s, default=now_s) - self._begin_s) + GRACE_LEAST_S
             is_lag = now_s - self._begin_s > lag_s
-        return [seat for seat in self.open_seats() if is_lag or now_s - self._heard_s[seat] > grace_s]
+        return [seat for seat in self.open_seats() if is_lag or now_s - self._heard_s[seat] > limit_s]

@@ -19,7 +19,7 @@ from . import message, swarm
 from .answer import Departure
 from .beside import Beside
 from .coder import Coder, Step
-from .content import Code
+from .content import TAG_BYTES, Code
 from .deal import Deal
 from .held import Held, Pool
 from .layout import Layout
@@ -30,7 +30,7 @@ from .peers import BATCH
 from .swarm import Reader
 
 LOOK_S = 0.1
-"""Time between two looks whether a publisher that ends can end."""
+"""Time between two looks whether a publisher that ends can end, and whether the parts of a deal move."""
 
 PUSH_LEAST_S, PUSH_MOST_S = 0.005, 0.05
 """Time between two looks whether there is room for more parts of answers: it grows while there is none."""
@@ -73,8 +73,6 @@ class Server:
         self._departures: dict[bytes, Departure] = {}
         self._readers: dict[bytes, Reader] = {}
         """Those that were not told of the end."""
-        self._tags: dict[str, bytes] = {}
-        """Of whole states that are on their way to readers."""
         self._dealt = 0
         """Deals so far."""
         self._base: Held | None = None
@@ -157,7 +155,8 @@ class Server:
         try:
             while not self._is_closing and not self._is_over():
                 is_leaving = any(departure.message is not None for departure in self._departures.values())
-                limits_s = [push_s] * is_leaving + [LOOK_S] * (self._end_s is not None)
+                is_dealing = any(each.deal and not each.deal.is_ended for each in self._departures.values())
+                limits_s = [push_s] * is_leaving + [LOOK_S] * (is_dealing or self._end_s is not None)
                 now_s = time.monotonic()
                 limits_s += [max(gathering.until_s - now_s, 0.0) for gathering in self._gatherings.values()]
                 ready = dict(poller.poll(1e3 * min(limits_s) if limits_s else None))
@@ -203,8 +202,6 @@ class Server:
             departure.deal.leave(departure.own)
         if departure.held is not None:
             self._give_back(departure.held)
-        if all(other.plan.name != departure.plan.name for other in self._departures.values()):
-            self._tags.pop(departure.plan.name, None)
 
     def _give_back(self, held: Held) -> None:
         """Its memory, unless it is the latest version, or the one before in use, or on its way to a reader."""
@@ -213,12 +210,14 @@ class Server:
             self._pool.give(held.memory)
 
     def _yield(self) -> None:
-        """Looks whether the training in this process uses the link."""
+        """Looks whether the training in this process uses the link, and whether parts that were dealt move."""
+        now_s = time.monotonic()
         if self._departures:
-            self._beside.look(time.monotonic())
+            self._beside.look(now_s)
         for departure in self._departures.values():
             if departure.deal is not None:
                 departure.deal.is_beside = self._beside.is_there
+                departure.deal.look(now_s)
 
     def _push(self) -> bool:
         """Sends parts of answers for which there is room, but little while training sends. Whether any."""
@@ -420,12 +419,9 @@ class Server:
             group = tuple(giver or self._readers[reader].address for giver in sources)
             if group not in deals:
                 self._dealt += 1
-                deals[group] = self._dealt, Deal(source, len(group))
+                deals[group] = self._dealt, Deal(source, len(group), time.monotonic())
             number, deal = deals[group]
         plan = Plan(name, sources, number)
-        if plan.is_shared and whole is not None and name not in self._tags:
-            self._tags[name] = whole.whole.tags(name)
-        tags = self._tags[name] if plan.is_shared and whole is not None else b""
         head = Head(
             asked.request,
             self._life,
@@ -434,12 +430,12 @@ class Server:
             self._layout.fingerprint,
             base=-1 if code is None else asked.version,
             layout_bytes=len(layout),
-            tags_bytes=len(tags),
+            tags_bytes=TAG_BYTES * held.whole.parts if plan.is_shared and code is None else 0,
         )
         kind = DIFFERENCE if whole is None else WHOLE
         self._end_departure(reader)
         self._readers[reader].sent = name
-        self._departures[reader] = Departure(kind, head, plan, layout + tags, source, whole, deal)
+        self._departures[reader] = Departure(kind, head, plan, layout, source, whole, deal)
 
 
 def raised(error: BaseException | None) -> None:

@@ -140,8 +140,8 @@ class Shelf:
             then()
 
     def passed(self, name: str, seat: int) -> int:
-        """How many parts that the publisher has dealt to this seat have come, and gone on to half of the other readers
-        of the deal, but for those that have failed this one."""
+        """How many parts that the publisher has dealt to this seat have come, and gone on: half of the readers of the
+        deal have them, this one included, but for those that have failed it. So of two none sets the other's pace."""
         item = self._items.get(name)
         if item is None or item.book is None:
             return 0
@@ -151,9 +151,8 @@ class Shelf:
             if any(want.deal and (want.name, want.seat) == (name, seat) for want in lending.wants)
         ]
         missing = len(item.book.sources) - item.book.sources.count(PUBLISHER) - len(gone)
-        gone = sorted([0] * missing + gone)
-        come = len(item.book.come[seat])
-        return min(come, gone[len(gone) // 2]) if gone else come
+        have = sorted([0] * missing + gone + [len(item.book.come[seat])])
+        return have[len(have) // 2]
 
     def want(self, reader: bytes, want: Want) -> None:
         """Another reader asks for a seat's parts. It gets them as they come."""

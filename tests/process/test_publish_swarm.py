@@ -23,6 +23,7 @@ import commlayer
 from commlayer.errors import CommError
 from commlayer.weights import swarm
 from commlayer.weights.content import Whole
+from commlayer.weights.parts import GRACE_MOST_S
 from commlayer.weights.publisher import Publisher
 from commlayer.weights.server import Server
 from commlayer.weights.subscription import Subscription
@@ -236,6 +237,32 @@ def test_a_reader_that_fails_within_a_version_costs_the_others_none(
         process.join(PATIENCE_S)
         for link in links:
             link.close()
+
+
+def test_a_reader_that_is_stuck_does_not_stop_the_other_one(publisher: Publisher, subscribe: Any) -> None:
+    readers = [subscribe() for _ in range(2)]
+    gather(publisher, readers)
+    publisher.commit(0)
+    all_read(readers, 0)  # they have connections to each other
+    gather(publisher, readers)
+    bits = publisher._state["weight"].view(torch.int32)  # type: ignore[index]
+    bits += torch.randint(-50, 50, bits.shape, dtype=torch.int32)
+    again = threading.Event()
+
+    def stick() -> None:
+        again.wait(PATIENCE_S)  # libzmq's threads go on: the connections stay
+
+    readers[1]._intake._order(stick)
+    begin_s = time.monotonic()
+    publisher.commit(1)
+    try:
+        for reader in readers:
+            (found,) = all_read([reader], 1)
+            assert torch.equal(found.view(torch.int32), bits)
+            again.set()
+    finally:
+        again.set()
+    assert time.monotonic() - begin_s < GRACE_MOST_S / 2
 
 
 def test_a_reader_with_a_slow_link_gets_fewer_parts_to_pass_on(publisher: Publisher, port: int, subscribe: Any) -> None:

@@ -34,9 +34,29 @@ def messages(departure: Departure) -> list[list[bytes]]:
 
 def leaving(state: Held, plan: Plan) -> Departure:
     text, whole = state.layout.text, state.whole
-    tags = whole.tags(plan.name) if plan.is_shared else b""
-    head = Head(4, "life", state.version, state.digest, state.layout.fingerprint, -1, len(text), len(tags))
-    return Departure(WHOLE, head, plan, text + tags, whole, state, None)
+    tags_bytes = content.TAG_BYTES * whole.parts if plan.is_shared else 0
+    head = Head(4, "life", state.version, state.digest, state.layout.fingerprint, -1, len(text), tags_bytes)
+    return Departure(WHOLE, head, plan, text, whole, state, None)
+
+
+def test_the_tags_of_a_long_state_are_made_some_at_a_time_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    state, made = held(LAYOUT, 3, 1), list[int]()
+    real = content.tag
+
+    def tag(piece: memoryview, name: str, number: int) -> bytes:
+        made.append(number)
+        return real(piece, name, number)
+
+    monkeypatch.setattr(content, "tag", tag)
+    monkeypatch.setattr(content, "TAGGED", 5)
+    for _ in range(2):
+        before = len(made)
+        departure = leaving(state, SHARED)
+        while departure.message is not None and departure.message[0] != PART:
+            assert len(made) - before <= 5
+            before = len(made)
+            departure.advance()
+    assert made == list(range(state.whole.parts))
 
 
 def whole(state: Held, plan: Plan = DIRECT) -> tuple[Head, list[list[bytes]]]:
@@ -130,13 +150,12 @@ def test_a_difference_leaves_and_is_decoded_while_it_is_coded() -> None:
 
 def test_a_deal_reaches_a_reader_from_all_its_seats() -> None:
     state = held(LAYOUT, 3, 1)
-    deal = Deal(state.whole, 2)
+    deal = Deal(state.whole, 2, 0.0)
     leaving_ones, arrivals = [], []
     for seat in range(2):
         plan = Plan("name", [PUBLISHER, "10.0.0.2:2"] if seat == 0 else ["10.0.0.1:1", PUBLISHER], 7)
-        tags = state.whole.tags("name")
-        text = state.layout.text + tags
-        head = Head(4, "life", 3, state.digest, LAYOUT.fingerprint, -1, len(state.layout.text), len(tags))
+        text, tags_bytes = state.layout.text, content.TAG_BYTES * state.whole.parts
+        head = Head(4, "life", 3, state.digest, LAYOUT.fingerprint, -1, len(text), tags_bytes)
         leaving_ones.append(Departure(WHOLE, head, plan, text, state.whole, state, deal))
         arrivals.append(arriving(WHOLE, head, None, None, plan))
     own: list[list[list[bytes]]] = [[], []]
@@ -156,6 +175,64 @@ def test_a_deal_reaches_a_reader_from_all_its_seats() -> None:
     leaving_ones[0].give(1, 0)
     assert filled(arrivals[0], messages(leaving_ones[0])) is not None
     assert filled_already(arrivals[1], state)
+
+
+def test_a_part_that_leaves_as_the_code_ends_is_counted() -> None:
+    code = code_of(3)
+    deal = Deal(code, 2, 0.0)
+    departure = Departure(DIFFERENCE, Head(4), Plan("name", [PUBLISHER, "10.0.0.2:2"], 7), b"", code, None, deal)
+    departure.advance()
+    for number in range(3):
+        assert left(departure) == Place(4, 0, number, number)
+        code.is_ended = number == 2
+        assert (deal.next(0) is None) == code.is_ended  # a seat's window is shorter now
+        departure.advance()
+    ((kind, _, counts),) = messages(departure)
+    assert (kind, struct.unpack("<2Q", counts)) == (LAST, (3, 0))
+
+
+def test_a_part_that_comes_while_another_leaves_is_not_left_out() -> None:
+    code = code_of(3)
+    departure = Departure(DIFFERENCE, Head(4), Plan("name", ["10.0.0.1:1", PUBLISHER]), b"", code, None, None)
+    departure.advance()
+    assert left(departure) == Place(4, 1, 0, 1)
+    departure.advance()
+    departure.give(0, 1)
+    assert left(departure) == Place(4, 0, 1, 2)
+    code.add(3, b"x")
+    departure.advance()
+    assert left(departure) == Place(4, 1, 1, 3)
+
+
+def code_of(parts: int) -> Code:
+    made = Code()
+    for number in range(parts):
+        made.add(number, b"x")
+    return made
+
+
+def left(departure: Departure) -> Place:
+    assert departure.message is not None
+    assert departure.message[0] == PART
+    return Place.read(departure.message[1])
+
+
+class Growing(Code):
+    """Gets its last part, and is ended, while its parts are counted."""
+
+    @property
+    def parts(self) -> int:
+        """Those before."""
+        before = super().parts
+        self.add(before, b"x")
+        self.is_ended = True
+        return before
+
+
+def test_the_last_part_leaves_before_the_end_is_told() -> None:
+    departure = Departure(DIFFERENCE, Head(4), DIRECT, b"", Growing(), None, None)
+    departure.advance()
+    assert departure.message is None
 
 
 def filled_already(arrival: Arrival, state: Held) -> bool:
@@ -239,12 +316,11 @@ def test_parts_of_another_answer_are_left_out() -> None:
 def test_a_shared_answer_comes_from_several() -> None:
     state = held(LAYOUT, 3, 1)
     departure = leaving(state, SHARED)
-    _, text, *own = messages(departure)
-    *own, last = own
+    _, text, tags, *own, last = messages(departure)
     assert [Place.read(place).number for _, place, _ in own] == list(range(1, state.whole.parts, 3))
     assert departure.lasts
     arrival = arriving(WHOLE, departure.head, None, None, SHARED)
-    add(arrival, [text, *own, last])
+    add(arrival, [text, tags, *own, last])
     assert not arrival.is_complete
     departure.give(0, 0)
     for kind, place, part in messages(departure):

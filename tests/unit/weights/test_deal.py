@@ -1,3 +1,5 @@
+from collections.abc import Callable, Iterable
+
 import pytest
 import torch
 from hypothesis import given
@@ -5,12 +7,15 @@ from hypothesis import strategies as st
 
 from commlayer.weights.content import Code, Whole
 from commlayer.weights.deal import BESIDE_MOST, WINDOW_LEAST, WINDOW_SHARE, Deal
+from commlayer.weights.parts import GRACE_FACTOR, GRACE_MOST_S
+
+WHOLE = Whole(torch.empty(8 << 20, dtype=torch.uint8))
 
 
 @given(data=st.data(), size=st.integers(0, 6 << 20), seats=st.integers(1, 6))
 def test_each_part_is_given_once_whoever_fails(data: st.DataObject, size: int, seats: int) -> None:
     whole = Whole(torch.empty(size, dtype=torch.uint8))
-    deal = Deal(whole, seats)
+    deal = Deal(whole, seats, 0.0)
     here = set(range(seats))
     while not deal.is_ended:
         what = data.draw(st.sampled_from(["give", "give", "give", "distrust", "leave"]))
@@ -31,7 +36,7 @@ def test_each_part_is_given_once_whoever_fails(data: st.DataObject, size: int, s
 
 def test_a_seat_that_passes_nothing_on_gets_few_parts() -> None:
     whole = Whole(torch.empty(8 << 20, dtype=torch.uint8))
-    deal = Deal(whole, 2)
+    deal = Deal(whole, 2, 0.0)
     while not deal.is_ended:
         for seat in range(2):
             if deal.next(seat) is not None:
@@ -42,7 +47,7 @@ def test_a_seat_that_passes_nothing_on_gets_few_parts() -> None:
 
 def test_a_code_is_given_as_it_grows() -> None:
     code = Code(100)
-    deal = Deal(code, 1)
+    deal = Deal(code, 1, 0.0)
     assert deal.next(0) is None
     for number in range(2 * WINDOW_LEAST + 1):
         code.add(number, b"x")
@@ -59,14 +64,14 @@ def test_a_code_is_given_as_it_grows() -> None:
 
 @pytest.mark.parametrize("seats", [1, 3])
 def test_seats_that_have_all_failed_are_used(seats: int) -> None:
-    deal = Deal(Whole(torch.empty(9, dtype=torch.uint8)), seats)
+    deal = Deal(Whole(torch.empty(9, dtype=torch.uint8)), seats, 0.0)
     for seat in range(seats):
         deal.distrust(seat)
     assert deal.next(0) == 0
 
 
 def test_few_parts_are_on_their_way_beside_a_training() -> None:
-    deal = Deal(Whole(torch.empty(8 << 20, dtype=torch.uint8)), 8)
+    deal = Deal(Whole(torch.empty(8 << 20, dtype=torch.uint8)), 8, 0.0)
     deal.is_beside = True
     for seat in range(8):
         if deal.next(seat) is not None:
@@ -74,3 +79,58 @@ def test_few_parts_are_on_their_way_beside_a_training() -> None:
     assert sum(map(len, deal.given)) == BESIDE_MOST
     deal.passed(0, 1)
     assert deal.next(7) is not None
+
+
+def taken(deal: Deal, seats: Iterable[int]) -> list[int]:
+    """How many parts each of these seats gets now."""
+    found = []
+    for seat in seats:
+        before = len(deal.given[seat])
+        while deal.next(seat) is not None:
+            deal.give(seat)
+        found.append(len(deal.given[seat]) - before)
+    return found
+
+
+@pytest.mark.parametrize("end", [Deal.leave, Deal.distrust])
+def test_a_reader_that_ends_beside_a_training_takes_no_room_from_others(end: Callable[[Deal, int], None]) -> None:
+    deal = Deal(WHOLE, 3, 0.0)
+    deal.is_beside = True
+    assert taken(deal, range(3)) == [2, 2, 0]  # one seat has half of them at most
+    end(deal, 0)
+    assert taken(deal, range(3)) == [0, 0, 2]
+
+
+def test_readers_that_are_stuck_beside_a_training_stop_the_others_for_the_grace_time() -> None:
+    deal = Deal(WHOLE, 3, 0.0)
+    deal.is_beside = True
+    assert taken(deal, (2, 1, 0)) == [2, 2, 0]
+    deal.look(0.9 * GRACE_MOST_S)
+    assert taken(deal, (2, 1, 0)) == [0, 0, 0]
+    deal.look(1.1 * GRACE_MOST_S)
+    assert taken(deal, (2, 1, 0)) == [0, 0, 2]
+
+
+@pytest.mark.parametrize("share", [0.8, 1.2])
+def test_a_seat_may_be_silent_for_a_multiple_of_the_usual_time(share: float) -> None:
+    deal = Deal(WHOLE, 2, 0.0)
+    assert deal.next(1) is not None
+    deal.give(1)
+    for now_s in range(round(share * GRACE_FACTOR * 2)):  # a part in 2 s from each of two seats, if they were alike
+        deal.look(float(now_s))
+        deal.give(0)
+        deal.passed(0, len(deal.given[0]))
+    deal.passed(1, 1)  # at last
+    assert (deal.next(1) is None) == (share > 1)
+
+
+def test_readers_that_are_all_stuck_get_parts_again() -> None:
+    code = Code()
+    for number in range(99):
+        code.add(number, b"x")
+    deal = Deal(code, 2, 0.0)
+    assert taken(deal, range(2)) == [2 * WINDOW_LEAST] * 2
+    deal.look(0.9 * GRACE_MOST_S)
+    assert taken(deal, range(2)) == [0, 0]
+    deal.look(1.1 * GRACE_MOST_S)
+    assert taken(deal, range(2)) == [2 * WINDOW_LEAST] * 2

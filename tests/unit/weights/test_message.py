@@ -12,6 +12,7 @@ WANT = Want(7, "name", 1, 2, 3, 40, "it was late")
 
 def test_a_head_comes_back() -> None:
     assert Head.read(HEAD.text()) == HEAD
+    assert Head.read(Head(0).text()) == Head(0)
 
 
 def test_a_plan_and_a_want_come_back() -> None:
@@ -21,13 +22,13 @@ def test_a_plan_and_a_want_come_back() -> None:
     assert Want.read(WANT.text()) == WANT
 
 
-@pytest.mark.parametrize("change", [{"sources": []}, {"sources": [1]}, {"sources": "a"}, {"deal": ""}, {"name": 1}])
+@pytest.mark.parametrize("change", [{"sources": []}, {"sources": [1]}, {"sources": "a"}, {"deal": -1}, {"name": 1}])
 def test_other_plans_are_refused(change: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=r"."):
         Plan.read(json.dumps(json.loads(PLAN.text()) | change).encode())
 
 
-@pytest.mark.parametrize("change", [{"seat": 2}, {"seat": -1}, {"at": -1}, {"deal": None}, {"why": 1}])
+@pytest.mark.parametrize("change", [{"seat": 2}, {"seat": -1}, {"at": -1}, {"request": -1}, {"deal": None}, {"why": 1}])
 def test_other_wants_are_refused(change: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=r"."):
         Want.read(json.dumps(json.loads(WANT.text()) | change).encode())
@@ -37,7 +38,10 @@ def test_other_wants_are_refused(change: dict[str, object]) -> None:
     "change",
     [
         {"request": "7"},
-        {"version": -2},
+        {"request": -1},
+        {"tags_bytes": -1},
+        {"version": -1},
+        {"base": -2},
         {"version": 1 << 63},
         {"version": True},
         {"digest": 3},

@@ -95,6 +95,33 @@ def test_messages_leave_in_turns_while_there_is_room(context: Any, outlet: Outle
     readers[1].close()
 
 
+class Glimpse:
+    """A message that is gone at the second look."""
+
+    looks = 0
+
+    @property
+    def message(self) -> list[Any] | None:
+        """Another thread changes it."""
+        self.looks += 1
+        return [b"kind"] if self.looks == 1 else None
+
+    def advance(self) -> None:
+        """It has left."""
+
+
+def test_a_message_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    outlet, said = Outlet.__new__(Outlet), []
+
+    def say(identity: bytes, frames: list[Any]) -> bool:
+        said.append((identity, frames))
+        return True
+
+    monkeypatch.setattr(outlet, "say", say)
+    assert outlet.push({b"a": Glimpse()}) == (True, [])
+    assert said == [(b"a", [b"kind"])]
+
+
 def test_a_message_of_another_form_is_refused(context: Any, outlet: Outlet) -> None:
     reader = peer(context, outlet)
     reader.socket.send_multipart([b"one"])

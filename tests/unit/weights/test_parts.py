@@ -39,7 +39,7 @@ def test_all_parts_come_once_whatever_fails(data: st.DataObject, parts: int, sea
     given_to: list[list[int]] = [[] for _ in sources]
     for number in range(parts):
         given_to[data.draw(st.integers(0, seats - 1))].append(number)
-    book = Book(sources, 0.0)
+    book = Book(sources, 0.0, deal=1)
     givers = [Giver(given_to[seat], seat, 0, source) for seat, source in enumerate(sources)]
     taken: list[int] = []
     while not book.is_complete:
@@ -72,12 +72,25 @@ def test_a_part_out_of_turn_is_refused_from_its_source_alone() -> None:
     with pytest.raises(ValueError, match="part 1 of seat 1, not part 0"):
         book.is_next(1, 1, 3, "two")
     assert not book.is_next(1, 1, 3, "one")
-    book.add(0, 7, 0.0)
-    assert not book.is_next(1, 0, 7, "two")  # it has come from another seat
     book.end([2, 1], 0.0)
     for seat, at in ((2, 0), (0, 2), (1, 1)):
         with pytest.raises(ValueError, match=f"part {at} of seat {seat}"):
             book.is_next(seat, at, 9, "one")
+
+
+def test_a_part_of_another_seat_is_refused() -> None:
+    book = Book(["one", "two"], 0.0)
+    with pytest.raises(ValueError, match="part 1, which is not part 0 of seat 0"):
+        book.is_next(0, 0, 1, "one")
+    dealt = Book(["one", "two"], 0.0, deal=1)
+    assert dealt.is_next(0, 0, 7, "one")
+    dealt.add(0, 7, 0.0)
+    with pytest.raises(ValueError, match="part 7 as part 0 of seat 1, and of another one before"):
+        dealt.is_next(1, 0, 7, "two")
+    dealt.turn_to_publisher(1)
+    assert not dealt.is_next(1, 0, 7, "two")  # it has been replaced
+    with pytest.raises(ValueError, match="part 7 as part 0 of seat 1"):
+        dealt.is_next(1, 0, 7, PUBLISHER)
 
 
 @pytest.mark.parametrize("counts", [[2], [0, 1], [2, 2, 2]])

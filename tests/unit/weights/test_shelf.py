@@ -161,23 +161,33 @@ def test_seats_of_another_deal_are_gone(shelf: Shelf, wire: Wire, deal: int) -> 
     assert wire.sent[b"a"] == [[GONE, want(0, 2, deal=5).text(), b""]]
 
 
-def test_a_part_has_passed_when_half_of_the_others_have_it(shelf: Shelf, wire: Wire) -> None:
-    book = Book([PUBLISHER, "b", "c", "d"], 0.0, deal=5)
+def test_a_part_has_passed_when_half_of_the_readers_have_it(shelf: Shelf, wire: Wire) -> None:
+    book = Book([PUBLISHER, "b", "c", "d", "e"], 0.0, deal=5)
     shelf.put("name", CONTENT, book)
     for number in range(4):
         book.add(0, number, 0.0)
     assert shelf.passed("name", 0) == 0  # nobody has asked yet
-    shelf.want(b"b", want(0, 4, deal=5))
-    shelf.push(wire)
-    assert shelf.passed("name", 0) == 0
-    wire.room = 2
-    shelf.want(b"c", want(0, 4, deal=5))
-    shelf.push(wire)
+    for reader, room in ((b"b", 4), (b"c", 2)):
+        assert shelf.passed("name", 0) == 0
+        wire.room = room
+        shelf.want(reader, want(0, 5, deal=5))
+        shelf.push(wire)
     assert shelf.passed("name", 0) == 2
-    for seat in (1, 2, 3):
+    for seat in range(1, 5):
         book.turn_to_publisher(seat)  # they have failed
     assert shelf.passed("name", 0) == 4
     assert shelf.passed("other", 0) == 0
+
+
+def test_the_only_other_reader_does_not_set_the_pace(shelf: Shelf, wire: Wire) -> None:
+    book = Book([PUBLISHER, "b"], 0.0, deal=5)
+    shelf.put("name", CONTENT, book)
+    wire.room = 1
+    shelf.want(b"b", want(0, 2, deal=5))
+    for number in range(4):
+        book.add(0, number, 0.0)
+        shelf.push(wire)
+        assert shelf.passed("name", 0) == number + 1
 
 
 def test_a_reader_that_has_gone_keeps_nothing_here(shelf: Shelf, wire: Wire) -> None:
