@@ -89,7 +89,7 @@ def test_table_leaves_out_what_was_not_measured() -> None:
     content = {"runs": runs_of(3, 0.01)}
     assert [row.system for row in rows_of(content, GPT, "AdamW")] == [LOCAL]
     text = table(content)
-    assert "| 8 | 4 | 2 | int4-int8 | 100 | 1, 0 | 1 |" in text
+    assert "| 8 | 4 | 2 | int4-int8 | 100 | 0.7, 0.6 | 1 |" in text
     assert text.count("Not measured.") == 3
     assert "3 of 12 seeds" in text
 
