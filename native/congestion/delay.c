@@ -122,6 +122,7 @@ static void acknowledged(struct cl_rate_control *control, const struct cl_conges
     sample.crowded = ack->port_senders > 1 && sample.share && ack->port_senders > cl_egress_receivers(egress, now_us);
     const struct cl_congestion_timing *timing = &ack->timing;
     judge_contest(delay, ack, now_us);
+    sample.contested = delay->contest.active;
     if (timing->known) {
         struct cl_egress_sample left = {.class = timing->class,
                                         .overtaken = timing->overtaken,
