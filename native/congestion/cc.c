@@ -170,6 +170,8 @@ void cl_cc_on_acked(struct cl_cc *cc, const struct cl_cc_sample *sample)
         cc->marked_part = 1; /* the worst case, until the share is known */
     if (sample->largest >= cc->round_end)
         end_round(cc, sample);
+    if (sample->contested)
+        return;
 
     double window = (double)cc->window, queue_us = cc->queue_us, target_us = target_of(cc->target_us, sample);
     if (queue_us > target_us / 2)

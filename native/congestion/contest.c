@@ -213,12 +213,12 @@ static enum cl_contest_news judge_end(struct cl_contest *contest, uint64_t now_u
 /* Do losses begin a contest? */
 static enum cl_contest_news judge_losses(struct cl_contest *contest, const struct cl_loss_trial *trial, uint64_t now_us)
 {
-    if (!contest->alone)
-        return CL_CONTEST_NONE;
     if (now_us > contest->ended_us + FORGET_US) {
         contest->probe_every = PROBE_EVERY;
         contest->sure = SURE;
     }
+    if (!contest->alone)
+        return CL_CONTEST_NONE;
     if (contest->lost_us < KEPT_OVERFLOWED * contest->kept_us && overflows(contest)) {
         begin(contest, contest->bytes_before, contest->lost_us);
         return CL_CONTEST_OVERFLOWED;

@@ -67,12 +67,13 @@ static bool is_alone(const struct cl_delay *delay, uint64_t now_us)
 }
 
 /* The queue that this job keeps on purpose. Where paths share an interface or a port, their windows keep some as well.
+ * Urgent packets shorten the target at once, but not the queue, which takes its time to drain: the usual target counts.
  */
 static uint32_t kept_us(const struct cl_delay *delay, uint64_t now_us)
 {
     struct cl_egress *egress = &nic_of(&delay->control)->egress;
     uint32_t beyond_us = cl_cc_target_us(&delay->cc, (uint32_t)cl_egress_packet_us(egress));
-    return (uint32_t)cl_egress_target_us(egress, now_us) + (is_alone(delay, now_us) ? 0 : beyond_us);
+    return (uint32_t)cl_egress_target_us(egress) + (is_alone(delay, now_us) ? 0 : beyond_us);
 }
 
 /* Does another flow fill the queue? Traffic that yields does not ask: it has a window of its own. */
@@ -121,6 +122,7 @@ static void acknowledged(struct cl_rate_control *control, const struct cl_conges
     sample.crowded = ack->port_senders > 1 && sample.share && ack->port_senders > cl_egress_receivers(egress, now_us);
     const struct cl_congestion_timing *timing = &ack->timing;
     judge_contest(delay, ack, now_us);
+    sample.contested = delay->contest.active;
     if (timing->known) {
         struct cl_egress_sample left = {.class = timing->class,
                                         .overtaken = timing->overtaken,

@@ -25,18 +25,18 @@ static const double GAIN_STARTUP = 2;
 static const double GAIN_EMPTY = 1.25; /* no packet waits: the link can carry more */
 static const double GAIN_MIN = 0.5;
 
-/* The standing queue to keep, as a time. A fixed number of packets is part of it: where several hosts share a
- * bottleneck, a slower host wants more of its queue and gets a larger share, until all are equal. The rest makes up for
- * late wake-ups; urgent packets would have to wait behind it. */
-static double usual_target_us(const struct cl_egress *egress)
+/* A fixed number of packets is part of the target: where several hosts share a bottleneck, a slower host wants more of
+ * its queue and gets a larger share, until all are equal. The rest makes up for late wake-ups; urgent packets would
+ * have to wait behind it. */
+double cl_egress_target_us(const struct cl_egress *egress)
 {
     return TARGET_DEPTHS * egress->depth_us + TARGET_PACKETS * cl_egress_packet_us(egress);
 }
 
-double cl_egress_target_us(const struct cl_egress *egress, uint64_t now_us)
+static double present_target_us(const struct cl_egress *egress, uint64_t now_us)
 {
     bool urgent = now_us < egress->urgent_until_us;
-    return urgent ? TARGET_PACKETS * cl_egress_packet_us(egress) : usual_target_us(egress);
+    return urgent ? TARGET_PACKETS * cl_egress_packet_us(egress) : cl_egress_target_us(egress);
 }
 
 /* The time that `packets` take on the link, within the limits of a depth. */
@@ -50,7 +50,7 @@ static uint32_t depth_of(const struct cl_egress *egress, double packets)
 
 static void set_rate(struct cl_egress *egress, uint64_t now_us)
 {
-    double gain = 1 + (cl_egress_target_us(egress, now_us) - egress->queue_us) / (RECOVERY * egress->depth_us);
+    double gain = 1 + (present_target_us(egress, now_us) - egress->queue_us) / (RECOVERY * egress->depth_us);
     gain = egress->startup ? GAIN_STARTUP : egress->empty ? GAIN_EMPTY : gain < GAIN_MIN ? GAIN_MIN : gain;
     double burst = egress->capacity * egress->depth_us / 1e6;
     double least = (double)CL_PACER_BURST_PACKETS * egress->datagram_bytes;
@@ -154,10 +154,10 @@ static void end_epoch(struct cl_egress *egress, uint64_t now_us)
 {
     egress->queue_us = egress->epoch_queue_us;
     if (egress->startup)
-        set_depth(egress, egress->queue_us < usual_target_us(egress) / 2);
+        set_depth(egress, egress->queue_us < cl_egress_target_us(egress) / 2);
     else
         adapt_depth(egress, now_us);
-    egress->empty = egress->epoch_longest_us < usual_target_us(egress) / 4;
+    egress->empty = egress->epoch_longest_us < cl_egress_target_us(egress) / 4;
     egress->epoch_queue_us = UINT32_MAX;
     egress->epoch_longest_us = 0;
     egress->epoch_samples = 0;

@@ -131,8 +131,9 @@ static inline uint32_t cl_egress_receivers(struct cl_egress *egress, uint64_t no
     return cl_active_set_count(&egress->receivers, CL_EGRESS_IDLE_US, now_us);
 }
 
-/* The length of the queue to keep in front of the interface. */
-double cl_egress_target_us(const struct cl_egress *egress, uint64_t now_us);
+/* The length of the queue to keep in front of the interface, as a time. While urgent packets are about, it is shorter.
+ */
+double cl_egress_target_us(const struct cl_egress *egress);
 
 /* How long a full packet takes on the link. */
 static inline double cl_egress_packet_us(const struct cl_egress *egress)

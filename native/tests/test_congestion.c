@@ -39,6 +39,48 @@ TEST(test_events_and_questions)
     CHECK_EQ(cl_congestion_nic_port(&nic, 1).senders, 0);
 }
 
+/* A queue that stays begins a contest, losses while there is none end it as if it had not been: the window is the one
+ * before. */
+TEST(test_a_contest_that_is_undone)
+{
+    enum { BYTES = 1472, ROUND = 20, LOSES_FROM = 100, ACKS = 4000, FULL_US = 50000 };
+    static struct cl_congestion_nic nic;
+    static struct cl_congestion congestion;
+    cl_congestion_nic_init(&nic, cl_congestion_find(NULL), BYTES);
+    cl_congestion_init(&congestion, &nic, BYTES);
+    uint64_t window = cl_congestion_report(&congestion).window_bytes, now_us = 1000000;
+    uint32_t contested = 0;
+    for (uint64_t number = 0; number < ACKS; number++, now_us += 1000) {
+        struct cl_congestion_packet packet = cl_congestion_remember(&congestion, 4, now_us);
+        uint32_t queue_us = contested < LOSES_FROM ? FULL_US : 0;
+        cl_congestion_sent(&congestion, 4, 4, BYTES, now_us);
+        cl_congestion_acknowledged(&congestion,
+                                   &(struct cl_congestion_ack){.bytes = BYTES,
+                                                               .packets = 1,
+                                                               .largest = number,
+                                                               .next = number + ROUND,
+                                                               .timing = {.known = true,
+                                                                          .class = 4,
+                                                                          .packet = packet,
+                                                                          .sent_us = now_us,
+                                                                          .clock_us = (uint32_t)now_us + queue_us,
+                                                                          .queue_us = queue_us,
+                                                                          .base_us = 1000}},
+                                   now_us + 1000 + queue_us);
+        if (cl_congestion_is_contested(&congestion))
+            contested++;
+        else if (contested >= LOSES_FROM)
+            break;
+        else
+            CHECK_EQ(cl_congestion_report(&congestion).window_bytes, window);
+        if (contested >= LOSES_FROM && number % ROUND == 0)
+            cl_congestion_lost(&congestion, 1);
+    }
+    CHECK(contested >= LOSES_FROM);
+    CHECK(!cl_congestion_is_contested(&congestion));
+    CHECK_EQ(cl_congestion_report(&congestion).window_bytes, window);
+}
+
 enum { MIB = 1 << 20, LINK_MBIT = 200, OPERATIONS = 8 };
 
 static uint8_t data[MIB], target[MIB];

@@ -162,6 +162,29 @@ TEST(test_probes_in_vain_become_rare)
     CHECK_EQ(rounds(1, 2000), CL_CONTEST_ENDED);
 }
 
+/* What probes in vain have shown is forgotten some time after the contest, also where hosts share a port. */
+TEST(test_vain_probes_are_forgotten)
+{
+    for (senders = 1; senders <= 2; senders++) {
+        uint32_t shared = senders;
+        start();
+        senders = shared;
+        rounds(100, 2000);
+        for (uint32_t i = 0; i < 1000; i++)
+            rounds(1, contest.probed_us ? 1000 : 2000);
+        CHECK(contest.active);
+        now_us += 2000000; /* nothing was sent */
+        CHECK_EQ(rounds(1, 0), CL_CONTEST_ENDED);
+        now_us += 20000000;
+        CHECK_EQ(rounds(5, 0), CL_CONTEST_NONE);
+        CHECK_EQ(rounds(100, 2000), CL_CONTEST_BEGAN);
+        uint32_t spent = 0;
+        for (; spent < 2000 && !contest.probed_us; spent++)
+            rounds(1, 2000);
+        CHECK(spent > 40 && spent < 60);
+    }
+}
+
 /* A loss trial is a contest, which leaves no trace if the link loses the packets. */
 TEST(test_a_trial)
 {

@@ -25,15 +25,22 @@ struct shares {
     double ours, theirs; /* of the port's rate, percent */
 };
 
-/* The neighbour joins later with each seed. */
-static struct shares run(const struct place *place, double product, uint8_t class, enum neighbour neighbour,
-                         uint64_t seed)
+/* Two hosts; the port of the second one is the bottleneck. */
+static struct network *network_at(const struct place *place, double product, uint64_t seed)
 {
     struct network *network = network_new(2, 1, 20 * place->mbit, 100000, 64 << 20, seed);
     double packets = product * (double)place->round_us * place->mbit / 8 / WIRE_BYTES;
     network_set_link(network_ingress(network, 1, 0), place->mbit, (uint32_t)(packets < 2 ? 2 : packets + 0.5) + 1);
     network_set_delay(network, place->round_us / 2);
     network->sleep_ns = place->sleep_us * 1000;
+    return network;
+}
+
+/* The neighbour joins later with each seed. */
+static struct shares run(const struct place *place, double product, uint8_t class, enum neighbour neighbour,
+                         uint64_t seed)
+{
+    struct network *network = network_at(place, product, seed);
     const struct cl_engine_stats *stats = cl_endpoint_stats(network->hosts[1].endpoint);
     uint64_t begun_us = network_now_us(network), joined_us = begun_us + 93000 + 7000 * seed;
     uint64_t warm_us = joined_us + place->us / 4, end_us = warm_us + place->us, ours = 0, theirs = 0;
@@ -101,4 +108,40 @@ TEST(test_shares)
                     CHECK(neighbour != NOBODY || j < 2 || shares[j].ours > 75);
                 }
             }
+}
+
+/* A short message of class 0 every 5 ms, or none, beside a message of class 4 that always goes on, and nobody else.
+ * Returns the mean queue at the port, in us. */
+static double queue_us_beside(bool urgent, const struct place *place)
+{
+    enum { URGENT_BYTES = 1024, EVERY_US = 5000, STEP_US = 1000 };
+    SCOPED_NETWORK *network = network_at(place, 4, 1);
+    const struct sim_queue *queue = &network_ingress(network, 1, 0)->queue;
+    uint64_t begun_us = network_now_us(network), end_us = begun_us + place->us, times = 0;
+    uint32_t posted[2] = {0};
+    double bytes = 0;
+    for (uint64_t now_us = begun_us; now_us < end_us; now_us += STEP_US) {
+        for (; posted[0] + posted[1] < network->hosts[1].completed + MESSAGES_AHEAD; posted[0]++)
+            network_post(network,
+                         (struct network_message){0, 1, {1, posted[0] + 1, 0}, data, target, MIB, {.priority = 4}});
+        if (urgent && (now_us - begun_us) % EVERY_US == 0)
+            network_post(network, (struct network_message){
+                                      0, 1, {2, ++posted[1], 0}, data, target, URGENT_BYTES, {.priority = 0}});
+        network_run_until(network, now_us + STEP_US);
+        bytes += now_us < begun_us + place->us / 4 ? 0 : (double)queue->bytes;
+        times += now_us >= begun_us + place->us / 4;
+    }
+    return bytes * 8 / place->mbit / (double)times;
+}
+
+/* Urgent messages shorten the queue. While it drains, what is left of it is no sign of another flow. */
+TEST(test_urgent_messages_begin_no_contest)
+{
+    printf("   mean queue in us, alone and with urgent messages\n");
+    for (size_t i = 0; i < sizeof PLACES / sizeof *PLACES; i++) {
+        double alone_us = queue_us_beside(false, &PLACES[i]), urgent_us = queue_us_beside(true, &PLACES[i]);
+        printf("   %4.0f Mbit/s, %4.1f ms, sleep %3u us | %5.0f %5.0f\n", PLACES[i].mbit,
+               (double)PLACES[i].round_us / 1e3, (unsigned)PLACES[i].sleep_us, alone_us, urgent_us);
+        CHECK(urgent_us < 0.7 * alone_us);
+    }
 }
