@@ -71,6 +71,13 @@ static const struct place PLACES[] = {
     {200, 5000, 0, 4000000}, {200, 20000, 0, 8000000},
 };
 
+/* Sanitizers look at the code, which is the same in each place, and are slow. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+enum { PLACES_RUN = 1 };
+#else
+enum { PLACES_RUN = sizeof PLACES / sizeof *PLACES };
+#endif
+
 static void print_row(const struct place *place, uint8_t class, enum neighbour neighbour, struct shares *shares)
 {
     static const char *const NAMES[] = {"alone", "beside cubic", "beside BBR"};
@@ -93,7 +100,7 @@ static void print_row(const struct place *place, uint8_t class, enum neighbour n
 TEST(test_shares)
 {
     printf("   our share + the neighbour's, %%, with buffers of 0.1, 0.5, 1, 2 and 4 bandwidth-delay products\n");
-    for (size_t i = 0; i < sizeof PLACES / sizeof *PLACES; i++)
+    for (size_t i = 0; i < PLACES_RUN; i++)
         for (int neighbour = NOBODY; neighbour <= BBR; neighbour++)
             for (int yields = 0; yields < 2; yields++) {
                 struct shares shares[BUFFERS];
@@ -138,7 +145,7 @@ static double queue_us_beside(bool urgent, const struct place *place)
 TEST(test_urgent_messages_begin_no_contest)
 {
     printf("   mean queue in us, alone and with urgent messages\n");
-    for (size_t i = 0; i < sizeof PLACES / sizeof *PLACES; i++) {
+    for (size_t i = 0; i < PLACES_RUN; i++) {
         double alone_us = queue_us_beside(false, &PLACES[i]), urgent_us = queue_us_beside(true, &PLACES[i]);
         printf("   %4.0f Mbit/s, %4.1f ms, sleep %3u us | %5.0f %5.0f\n", PLACES[i].mbit,
                (double)PLACES[i].round_us / 1e3, (unsigned)PLACES[i].sleep_us, alone_us, urgent_us);

@@ -25,7 +25,9 @@ def counted(report: Report) -> list[int]:
     return [turn for turn, ended in report.syncs.items() if ended.counting[ended.members.index(report.number)]]
 
 
-@pytest.mark.parametrize("wire", [{}, ranks.UDP], ids=["shm", "udp"])
+@pytest.mark.parametrize(
+    "wire", [pytest.param({}, id="shm", marks=pytest.mark.slow), pytest.param(ranks.UDP, id="udp")]
+)
 @pytest.mark.parametrize("more", [{}, {"codec": "int4-int8"}, {"outer": (0.7, 0.6)}, {"is_uneven": True}], ids=str)
 def test_a_site_joins_and_counts(wire: dict[str, str], more: dict[str, Any]) -> None:
     found = check(Plan(joins=(1,), waits=True, has_buffers=True, **more), environ=wire)
@@ -35,7 +37,7 @@ def test_a_site_joins_and_counts(wire: dict[str, str], more: dict[str, Any]) -> 
     assert 0 < len(counted(joined)) < len(joined.syncs) < len(found[0].syncs)
 
 
-@pytest.mark.parametrize("hosts", [(0, 0, 1, 1, 1), (0, 0, 0, 0, 1)], ids=str)
+@pytest.mark.parametrize("hosts", [(0, 0, 1, 1, 1), pytest.param((0, 0, 0, 0, 1), marks=pytest.mark.slow)], ids=str)
 def test_a_site_joins_on_a_host_of_several(hosts: tuple[int, ...]) -> None:
     """A host encodes the sum of its sites; one that counts nothing yet may be the one that keeps the error."""
     found = check(Plan(joins=(1,), waits=True, codec="int4-int8", hosts=hosts, steps=28), environ=LOOPBACK)
@@ -54,7 +56,7 @@ def test_a_site_that_died_comes_back_as_another_process() -> None:
     assert found[0].syncs[max(found[0].syncs)].members == (0, 1, 2, SIZE)
 
 
-@pytest.mark.parametrize("kept", [2, 8])
+@pytest.mark.parametrize("kept", [2, pytest.param(8, marks=pytest.mark.slow)])
 def test_the_site_that_gives_its_state_dies(kept: int) -> None:
     found = check(Plan(joins=(1,), last_piece=(0, 4), kept=kept, waits=True, steps=28))
     assert sorted(found) == [1, 2, 3, SIZE]
@@ -203,7 +205,7 @@ def _long_turns(rank: int, size: int, delay: int) -> tuple[list[int], int]:
     return local.ranks, local.steps
 
 
-@pytest.mark.parametrize("delay", [0, 2])
+@pytest.mark.parametrize("delay", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_a_site_joins_where_a_turn_takes_longer_than_the_timeout(delay: int) -> None:
     found = ranks.run(_long_turns, 3, delay)
     assert found[0] == found[1] == found[2]

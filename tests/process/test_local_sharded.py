@@ -186,13 +186,16 @@ def run_drawn(rank: int, size: int, layout: str) -> None:
     run()
 
 
-@pytest.mark.parametrize("wire", [EXACT, {"COMMLAYER_DETERMINISTIC": "1"}], ids=["udp", "shm"])
+@pytest.mark.parametrize(
+    "wire",
+    [pytest.param(EXACT, id="udp"), pytest.param({"COMMLAYER_DETERMINISTIC": "1"}, id="shm", marks=pytest.mark.slow)],
+)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_drawn_programs(layout: str, wire: Any) -> None:
     ranks.run_job(run_drawn, math.prod(LAYOUTS[layout]), layout, environ=wire)
 
 
-@pytest.mark.parametrize("codec", ["bf16", "int4", "powersgd:4", "auto"])
+@pytest.mark.parametrize("codec", ["bf16", pytest.param("int4", marks=pytest.mark.slow), "powersgd:4", "auto"])
 @ranks.on(4, ranks.run_job, environ=ranks.NETWORK)
 def test_exact_steps_in_a_codec(rank: int, size: int, codec: str) -> None:
     policy = commlayer.Policy(codec=codec, exact_steps=0 if codec == "auto" else 2)
