@@ -76,7 +76,13 @@ def test_no_gpu_has_two_jobs_and_none_has_too_many() -> None:
     assert {number: len(each) for number, each in placed(counts, runs).items()} == counts
 
 
-@pytest.mark.parametrize("policy", [fifo, shortest, equal, Ones(0)], ids=["fifo", "shortest", "equal", "ones"])
+@pytest.mark.parametrize(
+    "policy",
+    [
+        *(pytest.param(each, id=each.__name__) for each in (fifo, shortest, equal)),
+        pytest.param(Ones(0), id="ones", marks=pytest.mark.slow),
+    ],
+)
 def test_no_job_ends_before_its_work_is_done(policy: object) -> None:
     jobs = trace(4, 6, 0.8)
     for pauses in PAUSES.values():

@@ -58,6 +58,7 @@ def test_the_table_says_what_was_shown() -> None:
     assert fidelity_tp.table(content(1)) == "1 of 12 seeds so far."
 
 
+@pytest.mark.slow
 def test_a_short_training_learns() -> None:
     first, last = (fidelity_tp.train(TESTED, 1, steps)["losses"][str(steps)] for steps in (1, 12))
     assert last < first - 0.3
