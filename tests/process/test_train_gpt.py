@@ -26,8 +26,10 @@ def on_gloo(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--backend", "commlayer"], ["--backend", "commlayer", "--hook"], ["--backend", "gloo", "--overlap"]],
-    ids=" ".join,
+    [
+        pytest.param(each.split(), id=each, marks=pytest.mark.slow if "gloo" in each else ())
+        for each in ("--backend commlayer", "--backend commlayer --hook", "--backend gloo --overlap")
+    ],
 )
 def test_learns_the_same_as_on_gloo(on_gloo: list[dict[str, Any]], tmp_path: Path, arguments: list[str]) -> None:
     log = train(tmp_path / "metrics.jsonl", *arguments)
