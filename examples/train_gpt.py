@@ -195,9 +195,9 @@ def main() -> None:
             options.metrics.parent.mkdir(parents=True, exist_ok=True)
             options.metrics.write_text("".join(json.dumps(record) + "\n" for record in log), encoding="utf-8")
         print(f"final loss {summary['final_loss']:.4f}, replicas identical: {summary['replicas_identical']}")
-    dist.barrier()  # all have received what they wait for
+    dist.barrier()  # a rank that ends first would break the last collective of the others
     dist.destroy_process_group()
-    if options.backend == "gloo":  # its threads outlive it, and one that frees a tensor while Python ends aborts
+    if options.backend == "gloo":  # its threads live on; one that frees a tensor while Python ends aborts the process
         sys.stdout.flush()
         os._exit(0)
 

@@ -310,8 +310,9 @@ def keep(
     trace: Callable[[float, Path], None] | None = None,
     picture: Callable[[Log], None] | None = None,
 ) -> int:
-    """All of a benchmark with these options of `parser`: as a rank, serves its jobs; else measures, or reads `results`,
-    and writes those and the `tables` of `page`, by the names of their places. Returns 0; as `content_of`."""
+    """The main function of a benchmark, after its options were parsed: a rank serves jobs; the parent process measures,
+    or reads `results`, prints the tables, and writes both. `tables` returns those of `page` by the names of their
+    places. Returns 0. Ends the process with status 2 if a run failed."""
     if parsed.rank:
         request, logs = parsed.rank
         serve(request, logs, backend, run_job)

@@ -46,8 +46,9 @@ class Contribution:
                 self._error = error
 
     def finish(self, place: int, told: Told) -> Bucket:
-        """Starts what is left, but the last bucket: returns it. With all behind it, it is up to the caller. `place`:
-        this rank's, which tells this. Raises ConfigError if gradients have changed since they were taken."""
+        """Starts the buckets that are left, but for the last one, which it returns: the caller averages that, and all
+        behind it in the vector. `place`: that of this rank among the members, whom it tells `told`. Raises ConfigError
+        if gradients have changed since they were taken."""
         for parameter, gradient, version, sample in self._taken:
             now = _sample(gradient)
             is_same = sample is None or now is None or torch.equal(sample, now)
