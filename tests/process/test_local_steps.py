@@ -73,10 +73,11 @@ class Program:
 
 
 @st.composite
-def programs(draw: Any) -> Program:
+def programs(draw: Any, *, is_weighted: bool = True) -> Program:
+    """`is_weighted`: some have samples."""
     fragments = draw(st.integers(1, 3))
     every = draw(st.integers(fragments, 9))
-    weights = draw(st.none() | st.tuples(*[st.integers(0, 4)] * SIZE).filter(any))
+    weights = draw(st.none() | st.tuples(*[st.integers(0, 4)] * SIZE).filter(any)) if is_weighted else None
     places = st.tuples(st.integers(0, SIZE - 1), st.integers(0, 19))
     return Program(
         every,

@@ -2,41 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import strategies as st
 
 import commlayer
 from bench.jobs.virtual_sites import VirtualSites
 from commlayer import Fine
-from commlayer.frontend.local.arguments import CODECS
 from commlayer.frontend.local.outer import Outer
 from commlayer.frontend.local.rounds import Form, Rounds
 from commlayer.frontend.local.turns import Turns
 from tests import ranks
-from tests.process.test_local_steps import Given, Program
+from tests.process.test_local_steps import Given, Program, programs
 
 SIZE = 3
 IN_ORDER = {**ranks.NETWORK, "COMMLAYER_DETERMINISTIC": "1"}
-
-
-@st.composite
-def programs(draw: Any) -> Program:
-    fragments = draw(st.integers(1, 3))
-    every = draw(st.integers(fragments, 9))
-    return Program(
-        every,
-        fragments,
-        draw(st.integers(0, -(-every // fragments))),
-        draw(st.sampled_from(CODECS)),
-        draw(st.sampled_from([None, (1.0, 0.0), (0.7, 0.6)])),
-        None,
-        draw(st.frozensets(st.tuples(st.integers(0, SIZE - 1), st.integers(0, 19)), max_size=8)),
-        draw(st.frozensets(st.integers(0, 19), max_size=3)),
-        draw(st.integers(0, 20)),
-    )
 
 
 def sgd(model: Given) -> torch.optim.Optimizer:
@@ -92,7 +71,7 @@ def test_drawn_programs_have_the_bits_of_the_network(rank: int, size: int) -> No
         max_examples=20, derandomize=True, database=None, deadline=None, phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )  # fmt: skip
-    @given(programs())
+    @given(programs(is_weighted=False))
     def run(drawn: Program) -> None:
         assert on_the_network(rank, drawn) == virtually(rank, drawn), drawn
 
