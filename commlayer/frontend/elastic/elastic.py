@@ -229,7 +229,8 @@ class Job:
         try:
             goes_on = not replica.listening or self._ask_all(is_step=not replica.is_listening)
             invites = goes_on and self._membership.invite()
-            heard = replica.average(world, weight, leaves=self._membership.leaves, invites=invites) if goes_on else {}
+            begun, leaves = None if self._overlap is None else self._overlap.contribution, self._membership.leaves
+            heard = replica.average(world, weight, begun, leaves=leaves, invites=invites) if goes_on else {}
         except DifferingError as error:
             if world.own in error.members:
                 self._membership.withdraw()
@@ -250,7 +251,6 @@ class Job:
                 self._membership.regroup(leavers)
         if not self._membership.has_left and len(self._membership.computing) < self._min_size:
             self._close()
-        replica.forget()
         if self._overlap is not None:
             self._overlap.stepped()
         self._optimizer.zero_grad()

@@ -32,11 +32,12 @@ class Overlap:
         """How often a pass has made the gradient of each parameter, at most."""
         self._seen: dict[Tensor, int] = {}
         """How often this one has."""
-        self._contribution: Contribution | None = None
+        self.contribution: Contribution | None = None
+        """To the step that is due, if a part of it is on its way already."""
 
     def stepped(self) -> None:
         """A step was made, or it failed: another one begins."""
-        self._contribution = None
+        self.contribution = None
         if self._passes.count:
             self._expected[self._kind] = max(self._passes.count, self._expected.get(self._kind, 0))
         self._passes.stepped()
@@ -46,7 +47,7 @@ class Overlap:
         self._passes.remove()
 
     def _begin(self) -> None:
-        if self._contribution is not None:
+        if self.contribution is not None:
             raise ConfigError(
                 f"elastic: another backward pass of a step, whose gradients are on their way since pass "
                 f"{self._expected[self._kind]}, the last one of such steps before: make equally many in each step (a "
@@ -55,10 +56,10 @@ class Overlap:
             )
         self._kind, self._seen = self._kind_of(), {}
         if self._passes.count == self._expected.get(self._kind):
-            self._contribution = self._begin_step()
+            self.contribution = self._begin_step()
 
     def _accumulated(self, parameter: Tensor) -> None:
-        contribution, seen = self._contribution, self._seen.get(parameter, 0) + 1
+        contribution, seen = self.contribution, self._seen.get(parameter, 0) + 1
         self._seen[parameter] = seen
         if contribution is None:
             self._times[parameter] = max(seen, self._times.get(parameter, 0))
@@ -75,6 +76,6 @@ class Overlap:
             contribution.start()
 
     def _end(self) -> None:
-        if self._contribution is not None:
-            while self._contribution.next is not None:
-                self._contribution.start()
+        if self.contribution is not None:
+            while self.contribution.next is not None:
+                self.contribution.start()

@@ -70,8 +70,6 @@ class Replica:
         self._transfers = Transfers(state.pack)
         self._compares = True
         """In the next average, the members compare their states."""
-        self._contribution: Contribution | None = None
-        """To the step that is due, if a part of it is on its way already."""
 
     def listen(self) -> None:
         """This rank lacks the state."""
@@ -102,17 +100,16 @@ class Replica:
         `average`: while a member listens, all ask each other first whether there is a step."""
         if self.listening:
             return None
-        weight = 1.0 if self.sampler is None else self.sampler.weight(ranks)
-        self._contribution = Contribution(self._gradients, ranks, weight, self._start)
-        return self._contribution
+        return self._give(ranks, 1.0 if self.sampler is None else self.sampler.weight(ranks))
 
-    def forget(self) -> None:
-        """The step that was due is over."""
-        self._contribution = None
+    def _give(self, ranks: int, weight: float) -> Contribution:
+        return Contribution(self._gradients, ranks, weight, self._start)
 
-    def average(self, world: World, weight: float, *, leaves: bool, invites: bool) -> dict[int, Told]:
-        """Makes a step with all members; returns what each one has told. Raises DifferingError if some of them have
-        other hyperparameters or another state than the rest."""
+    def average(
+        self, world: World, weight: float, begun: Contribution | None, *, leaves: bool, invites: bool
+    ) -> dict[int, Told]:
+        """Makes a step with all members; returns what each one has told. `begun`: what `begin` has returned for it.
+        Raises DifferingError if some of them have other hyperparameters or another state than the rest."""
         size, place = len(world.members), world.members.index(world.own)
         self._pump()
         holds = self.is_listening and self.holds
@@ -120,7 +117,7 @@ class Replica:
         settings = 0 if self.is_listening else checksum(self._settings())
         state = checksum(self._state.sums()) if self._compares and not self.is_listening else 0
         told = Told(float(leaves), speed, float(holds), float(invites), settings, state)
-        contribution = self._contribution or Contribution(self._gradients, size, weight, self._start)
+        contribution = begun or self._give(size, weight)
         self._reduce(contribution, place, told)
         averages = contribution.vector
         heard = dict(zip(world.members, self._gradients.told(averages, size), strict=True))
