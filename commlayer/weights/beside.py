@@ -1,5 +1,7 @@
-"""`Beside`: whether the training in this process sends. What is published waits then: TCP alone would take most of a
-link that they share, as many connections beside one, whatever the marks of the packets say."""
+"""`Beside`: whether the training in this process sends. What is published waits while it does.
+
+Otherwise TCP, with a connection for each reader, takes most of a link that both share, whatever its packets are marked.
+"""
 
 from __future__ import annotations
 

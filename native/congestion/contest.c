@@ -7,7 +7,7 @@ enum {
     QUEUED_KEPT_SHARED = 64, /* ... or so many, where several windows have to find it */
     LOSSES_LEAST = 8,
     LOSSES_MEMORY = 64,
-    PROBE_EVERY = 50, /* at first; then twice as often with each probe in vain */
+    PROBE_EVERY = 50, /* rounds until the first probe; twice as many after each in vain */
     PROBE_EVERY_MOST = 1600,
     PROBE_ROUNDS = 3,
     FORGET_US = 10000000,
