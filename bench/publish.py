@@ -231,19 +231,29 @@ def links_table(readers: int, mbit: float, values: int, rounds: int) -> str:
 
 
 def steps_table(readers: int, mbit: float, values: int, rounds: int, steps: int, every: int) -> str:
-    """How much a job that publishes is slower."""
+    """How much a job that publishes is slower, and how late its versions are."""
     found: dict[bool | None, list[float]] = {None: [], True: [], False: []}
+    late_s: dict[bool | None, list[float]] = {serves: [] for serves in found}
+    skipped = dict.fromkeys(found, 0)
     for _ in range(rounds):
         for serves, times_s in found.items():
-            first, second, *_ = on_hosts(2 + readers, mbit, published.train, values, serves, steps, every)
+            first, second, *came = on_hosts(2 + readers, mbit, published.train, values, serves, steps, every)
             times_s.append(statistics.mean(first[0] + second[0]))
+            for version, begin_s in first[1].items():
+                if all(version in each for each in came):
+                    late_s[serves].append(max(each[version].at_s for each in came) - begin_s)
+                else:
+                    skipped[serves] += 1
     rows = [
         f"| {what} | {1e3 * statistics.median(found[serves]):.0f} ms | "
-        f"{spread([one / alone - 1 for one, alone in zip(found[serves], found[None], strict=True)], '+.1%')} |"
+        f"{spread([one / alone - 1 for one, alone in zip(found[serves], found[None], strict=True)], '+.1%')} | "
+        f"{spread(late_s[serves], '.2f') + ' s' if late_s[serves] else ''} | "
+        f"{'' if serves is None else skipped[serves]} |"
         for what, serves in (("alone", None), ("`serves=True`", True), ("`serves=False`", False))
     ]
-    title = f"| DDP on 2 hosts, a version every {every} steps for {readers} readers | step | slower than alone |"
-    return "\n".join([title, "|---|---|---|", *rows])
+    title = f"| DDP on 2 hosts, a version every {every} steps for {readers} readers | step | slower than alone | "
+    title += "from `commit` until the last reader has it | versions that a reader skipped |"
+    return "\n".join([title, "|---|---|---|---|---|", *rows])
 
 
 def measure_links(asked: argparse.Namespace) -> dict[str, str]:

@@ -94,16 +94,18 @@ def follow(
 
 def train(
     rank: int, size: int, values: int, secret: str, serves: bool | None, steps: int, every: int
-) -> tuple[list[float], int] | dict[int, Came]:
+) -> tuple[list[float], dict[int, float]] | dict[int, Came]:
     """Ranks 0 and 1 train; rank 0 publishes after every so many steps, and the others read. The seconds of each step,
-    and the versions. `serves` None: nobody publishes."""
+    and when each version was committed; of the other ranks, when each came. `serves` None: nobody publishes."""
     address = f"{os.environ['MASTER_ADDR']}:{PORT}"
     if rank > 1:
         return {} if serves is None else _read(rank, address, secret, serves)
     ranks.init(rank, 2)
     model = DistributedDataParallel(nn.Linear(WIDTH, WIDTH))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    rows, times_s, versions = torch.ones(1, WIDTH), [], 0
+    rows = torch.ones(1, WIDTH)
+    times_s: list[float] = []
+    committed: dict[int, float] = {}
     publisher: Any = None
     state = _drawn(values)
     if rank == 0 and serves is not None:
@@ -119,12 +121,12 @@ def train(
         optimizer.step()
         is_due = publisher is not None and step % every == 0
         if is_due:
+            committed[step] = time.time()
             publisher.commit(step)
-            versions += 1
         times_s.append(time.perf_counter() - begin_s)
         if is_due:  # not within a step: a training changes its weights anyway
             _change(state)
     if publisher is not None:
         publisher.close(PATIENCE_S)
     dist.destroy_process_group()
-    return times_s, versions
+    return times_s, committed
