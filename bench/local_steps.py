@@ -4,6 +4,8 @@
     python -m bench.local_steps --only 20       one rate in Mbit/s, merged into the kept results
     python -m bench.local_steps --only 8x2      8 sites of 2 ranks, 20 and 1,000 Mbit/s, 100 ms there and back, 1 % loss
     python -m bench.local_steps --only speeds   4 sites of speeds 1, 1, 1 and 1/2 at 20 Mbit/s
+    python -m bench.local_steps --only torchft  beside torchft's DiLoCo and LocalSGD on gloo, 20 Mbit/s, in the
+                                                environment .venv-hosts/torchft of the Makefile
     python -m bench.local_steps --train         trainings end to end at 20 and 100 Mbit/s (6 minutes)
     python -m bench.local_steps --quick         one round at 100 Mbit/s; keeps nothing
     python -m bench.local_steps --table         only the tables of the kept results
@@ -41,6 +43,7 @@ from bench.harness.results import read_results, today, write_results
 from bench.harness.turns import ROOT, Log, by_system, in_turns
 from bench.jobs import training
 from bench.jobs.local_steps import Job, train
+from bench.jobs.torchft_sites import DILOCO, LOCAL_SGD
 from commlayer.tools.bench import machine
 from commlayer.tools.emulate.link import Link
 from commlayer.tools.emulate.scenario import Scenario
@@ -53,6 +56,7 @@ RATES_MBIT_S = (20, 100, 200, 1000)
 SITES_OF_TWO = "8x2"
 SITES_OF_TWO_RATES = (20, 1000)
 SPEEDS = "speeds"
+TORCHFT = "torchft"
 CASES = (*map(str, RATES_MBIT_S), SITES_OF_TWO, SPEEDS)
 ROUNDS = 3
 HOSTS = 4
@@ -100,6 +104,19 @@ def jobs_of_speeds() -> list[Job]:
     return [
         Job(EQUAL, local={"every": 24, "outer": (1.0, 0.0)}, **given),
         Job(UNEVEN, local={"every": 24, "outer": (1.0, 0.0), "uneven": True}, **given),
+    ]
+
+
+def jobs_of_torchft() -> list[Job]:
+    """Local steps beside those of torchft on gloo, with the same H."""
+    kinds = [(h, kind) for h in PERIODS for kind in (DILOCO, LOCAL_SGD)]
+    return [
+        Job(ALONE, is_alone=True),
+        *(Job(name_of(h), local={"every": h, "fragments": 4}, warm_up=1, steps=24) for h in PERIODS),
+        *(
+            Job(f"torchft, {kind}, H {h}", "gloo", "cubic", period=h, torchft=kind, warm_up=1, steps=2 * h)
+            for h, kind in kinds
+        ),
     ]
 
 
@@ -174,17 +191,19 @@ def measure_case(case: str, rounds: int, *, short: bool = False) -> dict[str, An
     """The results of a case by the name of its network. Raises RuntimeError if a rank failed."""
     found = {}
     is_of_two = case == SITES_OF_TWO
-    for rate in SITES_OF_TWO_RATES if is_of_two else (RATES_MBIT_S[0] if case == SPEEDS else int(case),):
+    at_rate = RATES_MBIT_S[0] if case in (SPEEDS, TORCHFT) else 0
+    for rate in SITES_OF_TWO_RATES if is_of_two else (at_rate or int(case),):
         link = Link(rate_bps=rate * 1e6, loss=0.01 * is_of_two, delay_ms=50.0 * is_of_two)
         hosts, per_host = (8, 2) if is_of_two else (HOSTS, 1)
         algorithms = ("cubic", "bbr")
         scenario = Scenario(hosts, (link,), ranks_per_host=per_host, tcp_congestion_control=algorithms)
-        jobs = jobs_of_two() if is_of_two else jobs_of_speeds() if case == SPEEDS else jobs_of()
+        jobs = {SITES_OF_TWO: jobs_of_two, SPEEDS: jobs_of_speeds, TORCHFT: jobs_of_torchft}.get(case, jobs_of)()
         if short:
             jobs = [dataclasses.replace(job, steps=2) for job in jobs]
         about = machine.facts()
         request = {"jobs": [dataclasses.asdict(job) for job in in_turns(jobs, rounds)]}
         name = f"{hosts} x {per_host}, {rate} Mbit/s" + ", one of half the speed" * (case == SPEEDS)
+        name += ", beside torchft" * (case == TORCHFT)
         runs = turns.measure(scenario, MODULE, request, f"local_steps.{case}.{rate}")
         order = {job.system: i for i, job in enumerate(jobs)}
         runs.sort(key=lambda log: order[log["job"]["system"]])
@@ -305,6 +324,31 @@ def _speeds(name: str, network: Mapping[str, Any]) -> list[str]:
     return [f"### {name}", "\n".join(lines), conditions]
 
 
+def _torchft(name: str, network: Mapping[str, Any]) -> list[str]:
+    runs = by_system(network["runs"])
+    steps = {system: mean_s(logs) for system, logs in runs.items()}
+    lines = ["| system | mean step (ms) | range | MB sent per step | share of computation | this / local | busy CPU |"]
+    lines.append("|---" * 7 + "|")
+    for system, values in steps.items():
+        own = name_of(runs[system][0]["every"])
+        cells = [
+            system,
+            f"{statistics.median(values) * 1e3:.1f}",
+            f"{min(values) * 1e3:.1f} to {max(values) * 1e3:.1f}",
+            f"{statistics.median(log['sent_bytes'] for log in runs[system]) / 1e6:.3f}",
+            f"{statistics.median(steps[ALONE]) / statistics.median(values):.1%}",
+            _ratio(values, steps[own]) if own in steps else "",
+            turns.busy_cell(runs[system]),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    sleep_s = network["runs"][0]["job"]["step_s"]
+    conditions = (
+        f"{Scenario.from_table(network['network'])}. {sleep_s * 1e3:.0f} ms of a step are a sleep. "
+        f"{len(steps[ALONE])} rounds in turns. {_measured(network)}"
+    )
+    return [f"### {name}", "\n".join(lines), conditions]
+
+
 def table(content: Mapping[str, Any], losses: Mapping[str, Any]) -> str:
     """The tables of the page, as Markdown: only from the results."""
     parts = []
@@ -313,6 +357,8 @@ def table(content: Mapping[str, Any], losses: Mapping[str, Any]) -> str:
             parts += _trained(name, network)
         elif network["runs"][0]["job"].get("speeds"):
             parts += _speeds(name, network)
+        elif any(log["job"].get("torchft") for log in network["runs"]):
+            parts += _torchft(name, network)
         else:
             parts += _network(name, network, losses)
     return "\n\n".join(parts) or "Nothing was measured."
@@ -320,7 +366,7 @@ def table(content: Mapping[str, Any], losses: Mapping[str, Any]) -> str:
 
 def main() -> int:
     """0; 2 if a run failed."""
-    parser = options(__doc__, only=CASES, rounds=ROUNDS, quick="one round at 100 Mbit/s", table=True)
+    parser = options(__doc__, only=(*CASES, TORCHFT), rounds=ROUNDS, quick="one round at 100 Mbit/s", table=True)
     parser.add_argument("--train", action="store_true", help="trainings end to end, instead of steps")
     parser.add_argument("--rank", nargs=2, type=Path, metavar=("JOBS", "LOGS"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()

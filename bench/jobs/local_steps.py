@@ -22,6 +22,7 @@ from bench.harness import turns
 from bench.harness.turns import Log
 from bench.jobs import training
 from bench.jobs.data_parallel import LAYERS, Layer
+from bench.jobs.torchft_sites import torchft_of
 from bench.jobs.training import interface_bytes
 from commlayer.tools.bench.cpu import CpuTime
 
@@ -47,7 +48,10 @@ class Job:
     local: dict[str, Any] | None = None
     """Arguments of LocalSteps; None: DDP."""
     period: int = 0
-    """H of torch's PeriodicModelAverager, which averages the weights, as LocalSGD; 0: gradients are averaged."""
+    """H of torch's PeriodicModelAverager, which averages the weights, as LocalSGD, or of `torchft`; 0: gradients are
+    averaged."""
+    torchft: str = ""
+    """The class of torchft that averages."""
     is_alone: bool = False
     """Whether nothing is averaged: the computation alone."""
     warm_up: int = 4
@@ -103,6 +107,11 @@ def local_of(
     job: Job, model: nn.Module, optimizer: torch.optim.Optimizer, peers: dist.ProcessGroup | None
 ) -> Iterator[commlayer.LocalSteps | None]:
     """A context with the local steps of a job."""
+    if job.torchft:
+        assert isinstance(model, nn.Sequential)  # for mypy
+        with torchft_of(job.torchft, job.period, model, optimizer):
+            yield None
+        return
     if job.local is None:
         yield None
         return
@@ -119,7 +128,7 @@ def train(job: Job) -> Log:
     model = model_of(job, site)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     state = hooked(job, model, optimizer)
-    averager = PeriodicModelAverager(job.period) if job.period else None
+    averager = PeriodicModelAverager(job.period) if job.period and not job.torchft else None
     inputs = torch.randn(2, WIDTH)
     counts = []
 
