@@ -177,22 +177,23 @@ def random_plan(seed: int) -> Plan:
 
 
 def random_rows(seed: int) -> Plan:
-    """The same of two or three rows of two ranks: one or two of those of a row, of one or two rows. Another row may
-    leave meanwhile."""
+    """The same of two or three rows of two ranks, or two of three: one or two ranks of a row, of one or two rows.
+    Another row may leave meanwhile."""
     draw = random.Random(seed)
-    rows = draw.choice([2, 3])
+    rows, shards = draw.choice([(2, 2), (3, 2), (3, 2), (2, 3)])
     order = draw.sample(range(rows), rows)
     hit = draw.randrange(1, rows)
-    victims = [rank for row in order[:hit] for rank in draw.sample([2 * row, 2 * row + 1], draw.choice([1, 1, 2]))]
+    ranks_of = [range(shards * row, shards * row + shards) for row in range(rows)]
+    victims = [rank for row in order[:hit] for rank in draw.sample(ranks_of[row], draw.choice([1, 1, 2]))]
     kills = tuple((victim, draw.uniform(0.0, 0.1)) for victim in victims)
-    goes = [2 * row + draw.randrange(2) for row in order[hit:-1] if draw.random() < 0.7]
+    goes = [draw.choice(ranks_of[row]) for row in order[hit:-1] if draw.random() < 0.7]
     return Plan(
         seed,
         kills,
         tuple((rank, draw.randrange(STEPS)) for rank in goes),
         by_signal=draw.random() < 0.5,
-        size=2 * rows,
-        shards=2,
+        size=rows * shards,
+        shards=shards,
         clip_norm=draw.choice([None, 0.1]),
         codec=draw.choice(["none", "bf16"]),
     )
@@ -202,9 +203,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=100)
     parser.add_argument("--first", type=int, default=0)
-    parser.add_argument(
-        "--rows", action="store_true", help="of rows of two ranks, between which FSDP2 shards the model"
-    )
+    parser.add_argument("--rows", action="store_true", help="of rows of ranks, between which FSDP2 shards the model")
     given = parser.parse_args(arguments)
     waits: list[float] = []
     for seed in range(given.first, given.first + given.seeds):
