@@ -306,7 +306,8 @@ class Replica:
         if self.sampler is not None:
             self.sampler.load(reports[leader]["sampler"])
         listening = {each for each in world.members if not told[each]["holds"]}
-        self._compares = bool(self.listening.intersection(world.members) - listening)
+        # Before the first step nobody has compared anything.
+        self._compares = latest == 0 or bool(self.listening.intersection(world.members) - listening)
         self.listening = listening
         if self._transfers.match(world, world.all, self.computing(world.members), listening, told):
             self._waiting, self._is_loaded = deque(), False
