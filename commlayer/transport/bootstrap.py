@@ -146,8 +146,9 @@ class Rendezvous:
             raise
 
     def _leave(self) -> None:
-        """Rank 0 leaves last: its process often serves the Store, from which the others learn the reason."""
-        end = time.monotonic() + LEAVE_S
+        """Rank 0 leaves last: its process often serves the Store, from which the others learn the reason. Members that
+        meet after a death live on and try again: rank 0 must not wait for those that died meanwhile."""
+        end = time.monotonic() + (LEAVE_S if check_present.get() is None else 0.0)
         keys = [f"left/{rank}" for rank in range(self.size)]
         self._set(keys[self.rank], b"")
         while self.rank == 0 and not self.store.check(keys) and time.monotonic() < end:

@@ -40,16 +40,23 @@ class Verdict(NamedTuple):
 class Survivors:
     """One agreement of the `members`, in a part of the Store of its own. `own` is the number of this one.
 
-    `dead` returns those of its argument that are dead.
+    `dead` returns those of its argument that are dead. `whole` adds those that cannot go on without its argument: if
+    one of them is gone, all are.
     """
 
     def __init__(
-        self, store: Store, own: int, members: Collection[int], dead: Callable[[Collection[int]], Collection[int]]
+        self,
+        store: Store,
+        own: int,
+        members: Collection[int],
+        dead: Callable[[Collection[int]], Collection[int]],
+        whole: Callable[[Collection[int]], set[int]] = set,
     ) -> None:
         self._store = store
         self._own = own
         self._members = set(members)
         self._dead = dead
+        self._whole = whole
 
     def agree(self, gone: Collection[int], timeout_s: float) -> Verdict | None:
         """The members that are gone: `gone`, those that are dead, and what other members add. A member that leaves
@@ -71,6 +78,12 @@ class Survivors:
         """Names those that join. For one member, before the others come to the agreement."""
         self._store.set(INVITED, json.dumps(sorted(newcomers)))
 
+    def withdrawn(self, members: Collection[int]) -> set[int]:
+        """Those of the members that have called `withdraw`, or want to leave. Empty without a Store."""
+        with contextlib.suppress(RuntimeError):
+            return {member for member in members if member in (self._read(member) or ())}
+        return set()
+
     def withdraw(self) -> None:
         """This member is gone, and does not wait for the others. Does nothing without a Store."""
         with contextlib.suppress(RuntimeError):
@@ -79,12 +92,14 @@ class Survivors:
 
     def _agree(self, gone: set[int], timeout_s: float) -> Verdict | None:
         self._store.set(BEGUN, "")
-        leaves, written, end = self._own in gone, None, time.monotonic() + timeout_s
+        written, end = None, time.monotonic() + timeout_s
         while not self._store.check(["verdict"]):
             gone |= set(self._dead(self._members - gone - {self._own}))
             texts = {member: self._read(member) for member in self._members - gone - {self._own}}
             for theirs in texts.values():
                 gone |= (theirs or set()) - {self._own}
+            gone = self._whole(gone)
+            leaves = self._own in gone
             if gone != written:
                 self._store.set(str(self._own), json.dumps(sorted(gone)))
                 written = set(gone)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ...errors import ConfigError
 from ..gradients.samples import weigh
+from ..group.parts import part_of, whole_of
 
 
 class Told(NamedTuple):
@@ -33,6 +34,8 @@ class Told(NamedTuple):
     """A checksum of the optimizer's hyperparameters; 0: it listens."""
     state: float = 0.0
     """A checksum of its state before this step; 0: nobody has just got one."""
+    norm: float = 0.0
+    """That of the averages of its part of the model; 0: it has all parts, or nothing is clipped."""
 
 
 ROW = 4096
@@ -60,14 +63,15 @@ class Bucket(NamedTuple):
 
 
 class Averages:
-    """The vector, for these parameters."""
+    """The vector, for these parameters. Of parameters that are divided over ranks it has the parts of this rank."""
 
     def __init__(self, parameters: Sequence[nn.Parameter], clip_norm: float | None = None) -> None:
         """`clip_norm`: the largest norm of all averages together, as of `torch.nn.utils.clip_grad_norm_`; None: any."""
         self._parameters, self.clip_norm = list(reversed(parameters)), clip_norm
+        self._sizes = [part_of(each).numel() for each in self._parameters]
         self.norm = math.nan
         """That of the latest averages, before they were clipped; NaN: they are not."""
-        self.values = sum(each.numel() for each in parameters)
+        self.values = sum(self._sizes)
         """Numbers of gradients, with which the vector begins."""
         self.size = self.values + len(parameters)
         """Numbers in the part that `put` takes."""
@@ -77,57 +81,65 @@ class Averages:
 
     def _divided(self, least: int) -> list[Bucket]:
         found, parameters, begin, end = list[Bucket](), list[nn.Parameter](), 0, 0
-        for each in self._parameters:
+        for each, size in zip(self._parameters, self._sizes, strict=True):
             if end - begin >= least:
                 found.append(Bucket(parameters, begin, end))
                 parameters, begin = [], end
             parameters.append(each)
-            end += each.numel()
+            end += size
         return [*found, Bucket(parameters, begin, end)]
 
     def vector(self, ranks: int) -> Tensor:
-        """One without gradients, in which no rank has told anything."""
+        """One without gradients, in which none of so many ranks has told anything."""
         found = torch.empty(self.size + ranks * len(Told._fields))
         found[self.values :].zero_()
         return found
 
     def fill(self, vector: Tensor, bucket: Bucket, weight: float) -> None:
         """Takes the gradients of the bucket times `weight`."""
-        parts = vector[bucket.begin : bucket.end].split([each.numel() for each in bucket.parameters])
+        parts = vector[bucket.begin : bucket.end].split([part_of(each).numel() for each in bucket.parameters])
         for each, part in zip(bucket.parameters, parts, strict=True):
             if each.grad is None or weight == 0:
                 part.zero_()
             elif each.grad.layout != torch.strided:
                 raise ConfigError("elastic: sparse gradients; use sparse=False")
             else:
-                part.view_as(each).copy_(each.grad)
+                gradient = part_of(each.grad)
+                part.view_as(gradient).copy_(gradient)
         weigh(vector[bucket.begin : bucket.end], weight)
 
-    def tell(self, vector: Tensor, weight: float, place: int, told: Told) -> None:
-        """Puts in which gradients the rank at `place` has, and what it tells."""
+    def tell(self, vector: Tensor, weight: float, place: int, told: Told | None) -> None:
+        """Puts in which gradients the rank at `place` has, and what it tells; None: it does so otherwise."""
         given = torch.tensor([float(weight > 0 and each.grad is not None) for each in self._parameters])
         vector[self.values : self.size] = given
-        vector[self.size + place * len(told) :][: len(told)] = torch.tensor(told)
+        if told is not None:
+            vector[self.size + place * len(told) :][: len(told)] = torch.tensor(told)
 
     def told(self, averages: Tensor, ranks: int) -> list[Told]:
         """What each rank has told; numbers, but for rounding."""
         return [Told(*row) for row in (averages[self.size :] * ranks).view(ranks, -1).tolist()]
 
-    def put(self, averages: Tensor) -> None:
-        """Makes the averages the gradients. A parameter without a gradient on any rank has None."""
+    def norm_of(self, averages: Tensor) -> float:
+        """That of these gradients; 0: nothing is clipped."""
+        return 0.0 if self.clip_norm is None else norm(averages[: self.values])
+
+    def put(self, averages: Tensor, whole: float | None = None) -> None:
+        """Makes the averages the gradients. A parameter without a gradient on any rank has None. `whole`: the norm of
+        the averages of all parts of the model; None: these are all."""
         factor = 1.0
         if self.clip_norm is not None:
-            self.norm = norm(averages[: self.values])
+            self.norm = self.norm_of(averages) if whole is None else whole
             factor = self.clip_norm / (self.norm + EPSILON)
-        *parts, given = averages[: self.size].split(
-            [*(each.numel() for each in self._parameters), len(self._parameters)]
-        )
+        *parts, given = averages[: self.size].split([*self._sizes, len(self._parameters)])
         for each, part, share in zip(self._parameters, parts, given.tolist(), strict=True):
-            average = part.view_as(each) if factor >= 1.0 else part.view_as(each) * factor
+            values = part.view_as(part_of(each))
+            average = values if factor >= 1.0 else values * factor
             if share == 0:
                 each.grad = None
+            elif each.grad is None:
+                each.grad = whole_of(average.clone(), each)
             else:
-                each.grad = average.clone() if each.grad is None else each.grad.copy_(average)
+                part_of(each.grad).copy_(average)
 
 
 def norm(values: Tensor) -> float:

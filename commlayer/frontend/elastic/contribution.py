@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import ConfigError
+from ..group.parts import part_of
 from .averages import Averages, Bucket, Told
 
 
@@ -16,7 +17,8 @@ class Contribution:
     """All ranks start the same buckets, in the same order: those but the last one by `start`, or all by `finish`."""
 
     def __init__(self, averages: Averages, ranks: int, weight: float, average: Callable[[Tensor], Any]) -> None:
-        """`weight`: that of this rank's gradients. `average` starts an average over all ranks, in place."""
+        """`ranks`: those that tell something in the vector. `weight`: that of this rank's gradients. `average` starts
+        an average over all rows, in place."""
         self.vector = averages.vector(ranks)
         """The averages, once `works` and that of the rest have ended."""
         self.works = list[Any]()
@@ -45,10 +47,10 @@ class Contribution:
             except Exception as error:
                 self._error = error
 
-    def finish(self, place: int, told: Told) -> Bucket:
+    def finish(self, place: int, told: Told | None) -> Bucket:
         """Starts the buckets that are left, but for the last one, which it returns: the caller averages that, and all
-        behind it in the vector. `place`: that of this rank among the members, whom it tells `told`. Raises ConfigError
-        if gradients have changed since they were taken."""
+        behind it in the vector. `place`: that of this rank among the members, whom it tells `told`; None: it does so
+        otherwise. Raises ConfigError if gradients have changed since they were taken."""
         for parameter, gradient, version, sample in self._taken:
             now = _sample(gradient)
             is_same = sample is None or now is None or torch.equal(sample, now)
@@ -74,9 +76,10 @@ SAMPLED = 64
 
 def _sample(tensor: Tensor | None) -> Tensor | None:
     """The bits of some values."""
-    if tensor is None or not tensor.is_contiguous():
+    part = None if tensor is None else part_of(tensor)
+    if part is None or not part.is_contiguous():
         return None
-    values = tensor.detach().view(-1)
+    values = part.detach().view(-1)
     return values[:: max(1, len(values) // SAMPLED)].clone().view(torch.int32)
 
 

@@ -44,7 +44,7 @@ from .membership import ExcludedError, Membership
 from .overlap import Overlap
 from .replica import CODECS, DifferingError, Replica
 from .sampler import Sampler
-from .suited import check_model, check_norm, check_stepped, check_trained, check_world, size_of
+from .suited import check_model, check_norm, check_stepped, check_trained, check_world, row_of, size_of
 
 Batch = TypeVar("Batch")
 
@@ -63,10 +63,12 @@ class Job:
         codec: str,
         overlap: bool,
     ) -> None:
-        world = check_world(min_size, joins=join is not None)
-        who = "elastic(join=...)" if world is None else f"rank {dist.get_rank()}: elastic"
         outermost = getattr(model, "_orig_mod", model)  # of torch.compile
-        check_model(outermost, world, who)
+        world = check_world(outermost, min_size, joins=join is not None)
+        who = "elastic(join=...)" if world is None else f"rank {dist.get_rank()}: elastic"
+        row = row_of(outermost, who)
+        if row is None:
+            check_model(outermost, world, who)
         check_stepped(optimizer, who)
         if schedule is not None:
             check_stepped(schedule, who)
@@ -79,13 +81,14 @@ class Job:
         self._averaged = frozenset(self._trained)
         check_trained(optimizer, self._averaged, who)
         self._averages = Averages(self._trained, check_norm(clip_norm, who))
-        self._overlaps = overlap
+        self._is_in_row = row is not None
+        self._overlaps = overlap and row is None  # FSDP2 gives gradients to parameters without calling hooks
         self._overlap: Overlap | None = None
         if codec not in CODECS:
             raise ConfigError(f"{who}(codec={codec!r}): use one of {', '.join(CODECS)}")
         self._codec = codec
         self._replica = Replica(self._state, self._averages, codec)
-        self._membership = Membership(self._replica, world, Config.from_environment().peer_timeout_s)
+        self._membership = Membership(self._replica, world, Config.from_environment().peer_timeout_s, row)
         self._is_over = join is not None  # no closing round is due
         self._done = True
         self._is_computing = False
@@ -113,6 +116,8 @@ class Job:
                 self._close()
             elif not isinstance(error, CommError) or isinstance(error, ConfigError):
                 self._give_up(error)
+            elif self._is_in_row:
+                self._lose_row(error)
         finally:
             self._release(rests=kind is None)
 
@@ -120,6 +125,14 @@ class Job:
         """This rank makes no more steps after an error of its own: the others do not wait until its process ends."""
         if error is not None and not self._membership.has_left and not self._membership.has_ended:
             self._membership.withdraw()
+
+    def _lose_row(self, error: CommError) -> None:
+        """After an error, the other rows go on without this one. If it was raised outside of `step`, as by a collective
+        of FSDP2, and another rank of the row is gone, raises PeerLostError instead."""
+        text = "" if self._is_over else self._membership.world.loss(error)
+        self._give_up(error)
+        if text:
+            raise PeerLostError(text) from error
 
     def _release(self, *, rests: bool) -> None:
         """Gives back what `__enter__` took. `rests`: DDP's model averages by itself again, in the present WORLD."""
@@ -146,7 +159,7 @@ class Job:
     @property
     def members(self) -> list[int]:
         """The ranks that are in the job, by their numbers at its start; those that joined have the numbers above. Their
-        ranks in WORLD follow their order."""
+        ranks in WORLD follow their order, unless FSDP2 shards the model: then WORLD stays."""
         return list(self._membership.world.members)
 
     @property
@@ -193,11 +206,12 @@ class Job:
         who = f"rank {self.number}" if self._membership.is_joined else "elastic(join=...)"
         if self._replica.sampler is not None:
             raise ClosedError(f"{who}: the job has a sampler already; each loop over that one is an epoch")
-        samples = size_of(dataset, batch_size, seed, f"{who}: job.sampler()")
+        row_size = 1 if self._store is not None else self._membership.world.row_size
+        samples = size_of(dataset, batch_size, seed, row_size, f"{who}: job.sampler()")
         self._state.check(f"{who}: job.sampler()")
-        sampler = Sampler(self, samples, batch_size, shuffle=shuffle, seed=seed, by_speed=by_speed)
+        sampler = Sampler(self, samples, batch_size, shuffle=shuffle, seed=seed, by_speed=by_speed, row_size=row_size)
         own = {"min_size": self._min_size, "clip_norm": self._averages.clip_norm, "codec": self._codec}
-        settings = {**self._state.settings(), **sampler.settings(), **own}
+        settings = {"the ranks of a row": row_size, **self._state.settings(), **sampler.settings(), **own}
         self._replica.sampler = sampler
         if self._store is not None:
             self._join(self._store, settings)
@@ -230,8 +244,11 @@ class Job:
             goes_on = not replica.listening or self._ask_all(is_step=not replica.is_listening)
             invites = goes_on and self._membership.invite()
             begun, leaves = None if self._overlap is None else self._overlap.contribution, self._membership.leaves
+            if leaves:
+                world.tell_leaving()
             heard = replica.average(world, weight, begun, leaves=leaves, invites=invites) if goes_on else {}
         except DifferingError as error:
+            world.row_fails(failed=False)
             if world.own in error.members:
                 self._membership.withdraw()
                 raise
@@ -242,12 +259,18 @@ class Job:
         except CommError as error:
             log.warning("rank %d: step %d is not made here: %s", self.number, attempted, error)
             world.end()  # all others fail, too, and learn of it
+            world.row_fails(failed=True)
             self._membership.regroup([])
         else:
             if not goes_on:
                 self._close(is_told=True)
-            leavers = self._leavers([member for member, each in heard.items() if each.leaves > 0])
-            if leavers or any(each.invites > 0 for each in heard.values()):
+            asking = world.whole([member for member, each in heard.items() if each.leaves > 0])
+            leavers = self._leavers([member for member in heard if member in asking])
+            has_failed = world.row_fails(failed=False)
+            if has_failed:
+                log.warning("rank %d has made step %d, and another rank of its row has not", self.number, attempted)
+                world.end()
+            if leavers or has_failed or any(each.invites > 0 for each in heard.values()):
                 self._membership.regroup(leavers)
         if not self._membership.has_left and len(self._membership.computing) < self._min_size:
             self._close()
@@ -267,7 +290,7 @@ class Job:
 
     def _contribution(self) -> Contribution | None:
         """What the backward pass of a batch fills; None for a pass of anything else."""
-        return self._replica.begin(len(self._membership.world.members)) if self._is_computing else None
+        return self._replica.begin(self._membership.world) if self._is_computing else None
 
     def _kind_of_step(self) -> Hashable:
         """That on which the number of backward passes may depend."""
@@ -282,8 +305,8 @@ class Job:
         return self._membership.world.own
 
     @property
-    def _computing(self) -> list[int]:
-        return self._membership.computing
+    def _rows(self) -> list[list[int]]:
+        return self._membership.world.rows(self._membership.computing)
 
     def _begin(self) -> None:
         """The loop gets a batch."""
@@ -312,7 +335,7 @@ class Job:
             newcomers = set(self._replica.listening) if membership.computing else set()
             try:
                 if not newcomers:
-                    dist.all_reduce(torch.zeros(1))
+                    membership.world.total(torch.zeros(1))
                 elif not is_told and self._ask_all(is_step=False):
                     raise MismatchError(f"rank {self.number}: its loop has ended, and that of another rank goes on")
             except (MismatchError, ConfigError):
@@ -341,7 +364,7 @@ class Job:
     def _ask_all(self, *, is_step: bool) -> bool:
         """Whether any rank steps. While one listens, all ask before a step: it cannot know when the loops end."""
         flag = torch.tensor([float(is_step)])
-        dist.all_reduce(flag)
+        self._membership.world.total(flag)
         return bool(flag.item() > 0)
 
     def _join(self, store: dist.Store, settings: dict[str, Any]) -> None:
@@ -388,10 +411,12 @@ def elastic(
     """A context in which the job goes on when ranks leave (SIGTERM, `Job.leave()`) or die, and takes new ones.
 
     `model` has the same parameters on all ranks, in float32 on the CPU; it may be in DistributedDataParallel, whose own
-    averaging rests within the context. `optimizer` is any of torch, the same on all ranks. `schedule` of its learning
+    averaging rests within the context. Or FSDP2 shards it within rows of ranks (`fully_shard(model,
+    mesh=mesh["shards"])`): each row has all of it, and goes as a whole when one of its ranks dies or leaves. WORLD then
+    stays, and nobody can join. `optimizer` is any of torch, the same on all ranks. `schedule` of its learning
     rate is stepped by the job after each step. WORLD must be a group of commlayer, and becomes another one whenever
     ranks go or come; the ranks in it are then numbered anew. The job ends with PeerLostError on all ranks when fewer
-    than `min_size` are left.
+    than `min_size` ranks are left; on the other ranks of a row, also when one of its ranks has died.
 
     `join`: this process has no WORLD; it joins the job that uses this Store, with `Job.sampler`. `clip_norm`: the
     averages are clipped to this norm before the optimizer steps, as by `torch.nn.utils.clip_grad_norm_`. `codec`:

@@ -11,7 +11,9 @@ from ...errors import ClosedError, CommError, ConfigError, MismatchError, PeerLo
 from ...transport.log import log
 from ..group.newcomers import JOIN_S, Newcomers, ask, settings_of
 from ..group.party import ATTEMPTS, here
+from ..group.told import told_by_all
 from .replica import Replica
+from .rows import Rows
 from .world import World
 
 
@@ -20,15 +22,19 @@ class ExcludedError(PeerLostError):
 
 
 class Membership:
-    """`first` is the job's first WORLD; None: this process joins a job."""
+    """`first` is the job's first WORLD; None: this process joins a job. `row`: the group of the ranks between which the
+    model is divided; None: each rank has all of it."""
 
-    def __init__(self, replica: Replica, first: Any, silence_s: float) -> None:
+    def __init__(self, replica: Replica, first: Any, silence_s: float, row: Any) -> None:
         self._replica, self._first, self._silence_s = replica, first, silence_s
+        self._row = row
         self._world: World | None = None
         self._newcomers: Newcomers | None = None
         self.leaves = False
         """This rank wants to."""
         self.has_left = False
+        self._is_excluded = False
+        """The others have agreed to go on without it, which has not left."""
         self.is_closing = False
         """The loops have ended."""
         self.has_ended = False
@@ -52,8 +58,10 @@ class Membership:
         return self._replica.computing(self.world.members)
 
     def begin(self) -> None:
-        """All ranks of the first WORLD call."""
-        if self._first is not None:
+        """All ranks of the first WORLD call. Raises ConfigError as `Rows.of_row`."""
+        if self._first is not None and self._row is not None:
+            self._world, self._first = Rows.of_row(self._first, self._silence_s, self._row), None
+        elif self._first is not None:
             self._world, self._first = World.of(self._first, self._silence_s), None
 
     def open(self, settings: Mapping[str, Any]) -> None:
@@ -67,7 +75,7 @@ class Membership:
             self._newcomers.close(ended=self.has_ended)
             self._newcomers = None
         if self._world is not None:
-            self._world.pulse.close()
+            self._world.close()
 
     def invite(self) -> bool:
         """Whether processes wait that join after this step. One member looks."""
@@ -91,16 +99,17 @@ class Membership:
             if verdict is None:
                 return True
             self.has_ended = verdict.gone >= set(members)
-            world.pulse.forget(verdict.gone - {world.own})
             if world.own in verdict.gone:
                 self._go(set(members) - verdict.gone)
                 return True
+            world.pulse.forget(verdict.gone)
             if self._newcomers is not None:
                 newest = self._newcomers.admit(verdict)
             else:
                 world.members = [each for each in members if each not in verdict.gone]
             log.warning("rank %d goes on with ranks %s, without %s", world.own, world.members, sorted(verdict.gone))
             world.end()
+            failed = False
             try:
                 self._meet()
             except CommError as error:
@@ -108,10 +117,12 @@ class Membership:
                     raise
                 log.warning("rank %d tries again: %s", world.own, error)
                 world.end()
-                leavers = []
-            else:
+                failed = True
+            if not world.row_fails(failed=failed):
                 world.pulse.trust()
                 return False
+            world.end()
+            leavers = []
         raise PeerLostError(f"rank {world.own}: no group in {ATTEMPTS} attempts; look at the other ranks' logs")
 
     def join(self, store: dist.Store, settings: Mapping[str, Any]) -> None:
@@ -121,6 +132,7 @@ class Membership:
                 World, store, lambda token: settings_of(settings, token), here(), self._silence_s, JOIN_S
             )
             self._replica.listen()
+            self._is_excluded = False
             try:
                 self._meet()
             except BaseException as error:
@@ -137,26 +149,28 @@ class Membership:
 
     def withdraw(self) -> None:
         """The others need not wait for this rank, which is in no group any more."""
-        self.world.survivors().withdraw()
-        self.world.end()
+        if not self._is_excluded:  # else the others, which meet already, would begin another agreement
+            self.world.survivors().withdraw()
+        self.world.abandon()
         self.close()
 
     def _go(self, others: Collection[int]) -> None:
         """This member is among those that are gone."""
-        own = self.world.own
+        world, own = self.world, self.world.own
         if self.is_closing and self._replica.is_listening:
             raise ClosedError(f"rank {own}: the job has ended before this process had its state")
-        if not self.leaves:
+        if not self.leaves and not world.is_row_leaving():
+            self._is_excluded = True
+            whom = "this rank, or one of its row," if world.ARE_DIVIDED else "this rank"
             raise ExcludedError(
-                f"rank {own}: rank(s) {', '.join(map(str, sorted(others)))} took this rank for dead and have gone on "
-                f"without it; end this process"
+                world.loss(None, others)
+                or f"rank {own}: rank(s) {', '.join(map(str, sorted(others))) or 'of other rows'} took {whom} for dead "
+                f"and have gone on without it; end this process"
             )
         self.has_left = True
         log.warning("rank %d has left the job after step %d", own, self._replica.made)
 
     def _meet(self) -> None:
-        """Makes the new WORLD; then all its ranks have made as many steps."""
+        """Makes the groups of the members; then all of them have made as many steps."""
         self.world.make()
-        reports: list[Any] = [None] * len(self.world.members)
-        dist.all_gather_object(reports, self._replica.report())
-        self._replica.meet(self.world, reports)
+        self._replica.meet(self.world, told_by_all(self.world.all, self._replica.report()))

@@ -3,11 +3,17 @@
 A rank that has joined first listens: it lacks the state, which comes from another member while all train. It takes part
 in each average with the weight 0, and keeps the averages, whose bits are everyone's. Once the state is there, it makes
 the steps that it lacks, while the others compute theirs, and says so in the next average: from then on it computes.
+
+Where members are rows of ranks, each place of the rows has an average of its own, and one of them may end while another
+fails. So a rank holds its averages until a small all-reduce of all members has ended: then all have theirs. If a rank
+has made a step, all that live hold its averages, and make it, too.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import math
 import time
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
@@ -64,6 +70,10 @@ class Replica:
         self._state, self._gradients, self._codec = state, gradients, codec
         self._averages: Tensor | None = None
         """Those of the latest step."""
+        self._held: Tensor | None = None
+        """Those of the step that is due, until all members are known to have theirs. Only where members are rows."""
+        self._norms: dict[int, float] = {}
+        """Those of this rank's part of the averages, by step: of the latest one, and of the one that is due."""
         self._waiting: deque[Tensor] | None = None
         """The averages of the steps that this rank lacks; None: it computes."""
         self._is_loaded = False
@@ -95,36 +105,42 @@ class Replica:
             return 0.0
         return 1.0 if self.sampler is None else self.sampler.take(ranks)
 
-    def begin(self, ranks: int) -> Contribution | None:
+    def begin(self, world: World) -> Contribution | None:
         """The contribution to the step that is due, while its batch is computed. None where the step must begin with
         `average`: while a member listens, all ask each other first whether there is a step."""
         if self.listening:
             return None
-        return self._give(ranks, 1.0 if self.sampler is None else self.sampler.weight(ranks))
+        return self._give(world, 1.0 if self.sampler is None else self.sampler.weight(len(world.members)))
 
-    def _give(self, ranks: int, weight: float) -> Contribution:
-        return Contribution(self._gradients, ranks, weight, self._start)
+    def _give(self, world: World, weight: float) -> Contribution:
+        ranks = 0 if world.ARE_DIVIDED else len(world.members)
+        return Contribution(self._gradients, ranks, weight, functools.partial(self._start, world))
 
     def average(
         self, world: World, weight: float, begun: Contribution | None, *, leaves: bool, invites: bool
     ) -> dict[int, Told]:
         """Makes a step with all members; returns what each one has told. `begun`: what `begin` has returned for it.
         Raises DifferingError if some of them have other hyperparameters or another state than the rest."""
-        size, place = len(world.members), world.members.index(world.own)
         self._pump()
         holds = self.is_listening and self.holds
         speed = 0.0 if self.sampler is None or self.is_listening else self.sampler.speed
         settings = 0 if self.is_listening else checksum(self._settings())
         state = checksum(self._state.sums()) if self._compares and not self.is_listening else 0
         told = Told(float(leaves), speed, float(holds), float(invites), settings, state)
-        contribution = begun or self._give(size, weight)
-        self._reduce(contribution, place, told)
-        averages = contribution.vector
-        heard = dict(zip(world.members, self._gradients.told(averages, size), strict=True))
-        self._check(world.own, heard)
+        contribution = begun or self._give(world, weight)
+        place, averages = world.members.index(world.own), contribution.vector
+        if world.ARE_DIVIDED:
+            self._reduce(world, contribution, place, None)
+            all_told = self._commit(world, averages, place, told)
+        else:
+            self._reduce(world, contribution, place, told)
+            all_told = self._gradients.told(averages, len(world.members))
+        heard = dict(zip(world.members, all_told, strict=True))
+        self._check(world, heard)
         if holds:
             self._waiting = self._transfers.receiving = None
-        self._apply(averages[: self._gradients.size])
+        norm = self._whole_norm(world, {each: heard[each].norm for each in world.row})
+        self._apply(averages[: self._gradients.size], norm)
         if self.sampler is not None:
             self.sampler.advance({each: heard[each].speed for each in self.computing(world.members)})
         ready = {each for each in world.members if heard[each].holds > 0}
@@ -133,71 +149,88 @@ class Replica:
         self._transfers.forget(self.listening)
         return heard
 
-    def _reduce(self, contribution: Contribution, place: int, told: Told) -> None:
-        """Averages the vector over all members. Transfers go on meanwhile."""
+    def _reduce(self, world: World, contribution: Contribution, place: int, told: Told | None) -> None:
+        """Averages the vector over all rows. Transfers go on meanwhile."""
         last, works, vector = contribution.finish(place, told), contribution.works, contribution.vector
         exact = vector[last.begin :]
         if self._codec != "none":
-            works, exact = [*works, self._start(vector[last.begin : last.end])], vector[last.end :]
+            works, exact = [*works, self._start(world, vector[last.begin : last.end])], vector[last.end :]
         if self.is_listening or self._transfers.sendings:
-            works = [*works, self._exact(exact)]
+            works = [*works, world.average(exact, is_async=True)]
             while not all(each.is_completed() for each in works):
                 self._transfers.send()
                 if not self._catch_up():
                     time.sleep(PAUSE_S)
         else:
-            dist.all_reduce(exact, op=dist.ReduceOp.AVG)
+            world.average(exact, is_async=False)
         for each in works:
             each.wait()
 
-    def _start(self, gradients: Tensor) -> Any:
-        return self._exact(gradients) if self._codec == "none" else self._encoded(gradients)
+    def _commit(self, world: World, averages: Tensor, place: int, told: Told) -> list[Told]:
+        """All members have their averages once this has ended on one of them. Returns what each has told."""
+        self._held, norm = averages[: self._gradients.size], self._gradients.norm_of(averages)
+        self._norms[self.made + 1] = norm
+        rows = torch.zeros(len(world.members), len(told))
+        rows[place] = torch.tensor(told._replace(norm=norm))
+        world.total(rows)  # exactly what was told: the others add 0
+        return [Told(*row) for row in rows.tolist()]
 
-    def _exact(self, values: Tensor) -> Any:
-        return dist.all_reduce(values, op=dist.ReduceOp.AVG, async_op=True)
+    def _whole_norm(self, world: World, norms: Mapping[int, float]) -> float | None:
+        """The norm of the averages of all parts, the same in all rows. `norms`: of the parts of this row."""
+        return math.hypot(*(_rounded(norms[each]) for each in world.row)) if world.ARE_DIVIDED else None
 
-    def _encoded(self, values: Tensor) -> Any:
+    def _start(self, world: World, gradients: Tensor) -> Any:
+        return world.average(gradients, is_async=True) if self._codec == "none" else self._encoded(world, gradients)
+
+    def _encoded(self, world: World, values: Tensor) -> Any:
         """Averages gradients in the codec. The rank that makes a sum sends the same bytes to all."""
-        world: Any = dist.group.WORLD
         options = AllreduceOptions()
         options.reduceOp = dist.ReduceOp(dist.ReduceOp.AVG)
-        policy = dataclasses.replace(world.policy, codec=self._codec)
-        return world.allreduce([values], options, policy=policy, key=self.made + 1)
+        policy = dataclasses.replace(world.peers.policy, codec=self._codec)
+        return world.peers.allreduce([values], options, policy=policy, key=self.made + 1)
 
     def _settings(self) -> str:
         return f"{self._state.hyperparameters()}, clip_norm {self._gradients.clip_norm}"
 
-    def _check(self, own: int, heard: Mapping[int, Told]) -> None:
+    def _check(self, world: World, heard: Mapping[int, Told]) -> None:
         """Raises DifferingError if not all that compute have the same."""
-        for kind, ours, told in (
-            ("hyperparameters", self._settings, {each: told.settings for each, told in heard.items()}),
-            ("parameters or optimizer states", self._state.sums, {each: told.state for each, told in heard.items()}),
+        for kind, ours, alike, told in (
+            ("hyperparameters", self._settings, [world.members], {who: each.settings for who, each in heard.items()}),
+            (
+                "parameters or optimizer states",
+                self._state.sums,
+                world.likes(),
+                {who: each.state for who, each in heard.items()},
+            ),
         ):
-            members = [each for each, value in told.items() if value > 0]
-            if odd := odd_ones([round(told[each]) for each in members]):
-                found = {members[at] for at in odd}
+            found = set[int]()
+            for ranks in alike:
+                members = [each for each in ranks if told[each] > 0]
+                found |= {members[at] for at in odd_ones([round(told[each]) for each in members])}
+            if found:
                 raise DifferingError(
-                    f"rank {own}: rank(s) {', '.join(map(str, sorted(found)))} of the job have other {kind} than the "
-                    f"rest before step {self.made + 1} (here: {ours()}); all must step alike: begin with the same "
+                    f"rank {world.own}: rank(s) {', '.join(map(str, sorted(found)))} of the job have other {kind} than "
+                    f"the rest before step {self.made + 1} (here: {ours()}); all must step alike: begin with the same "
                     f"parameters, give the same schedule to elastic(), and change learning rates by nothing else",
-                    found,
+                    world.whole(found),
                 )
 
     def computing(self, members: Collection[int]) -> list[int]:
         """Those of the members that take a share of the batch."""
         return [each for each in members if each not in self.listening]
 
-    def _apply(self, averages: Tensor) -> None:
-        self._averages = averages
+    def _apply(self, averages: Tensor, norm: float | None) -> None:
+        self._averages, self._held = averages, None
         self.made += 1
+        self._norms = {step: each for step, each in self._norms.items() if step == self.made}
         if self._waiting is None:
-            self._step(averages)
+            self._step(averages, norm)
         else:
             self._waiting.append(averages)
 
-    def _step(self, averages: Tensor) -> None:
+    def _step(self, averages: Tensor, norm: float | None = None) -> None:
         self._transfers.finish_packing()
-        self._gradients.put(averages)
+        self._gradients.put(averages, norm)
         self._state.step()
 
     # ---- a rank that listens ----
@@ -239,6 +272,7 @@ class Replica:
             "made": self.made,
             "has averages": self._averages is not None,
             "holds": self.holds,
+            "norms": self._norms,
             "sampler": None if self.sampler is None else self.sampler.state(),
         }
 
@@ -249,7 +283,15 @@ class Replica:
         leader = max(range(len(made)), key=lambda place: (made[place], reports[place]["has averages"]))
         if self.holds:
             self._waiting = None
-        if any(0 <= each < latest for each in made):
+        told = dict(zip(world.members, reports, strict=True))
+        if world.ARE_DIVIDED and self.made < latest:
+            if self._held is None:
+                raise CommError(
+                    f"rank {world.own}: it lacks the averages of step {latest}, which other ranks have made"
+                )
+            self._apply(self._held, self._whole_norm(world, {each: told[each]["norms"][latest] for each in world.row}))
+            log.warning("rank %d has made step %d, as other ranks had before", world.own, self.made)
+        elif not world.ARE_DIVIDED and any(0 <= each < latest for each in made):
             if not reports[leader]["has averages"]:
                 raise CommError(f"rank {world.own}: no member has the averages of step {latest}, which some lack")
             is_behind = 0 <= self.made < latest
@@ -258,15 +300,20 @@ class Replica:
             assert averages is not None  # noqa: S101
             dist.broadcast(averages, leader)
             if is_behind:
-                self._apply(averages)
+                self._apply(averages, None)
                 log.warning("rank %d has made step %d with the averages of another rank", world.own, self.made)
-        self.made = latest
+        self.made, self._held = latest, None
         if self.sampler is not None:
             self.sampler.load(reports[leader]["sampler"])
-        told = dict(zip(world.members, reports, strict=True))
         listening = {each for each in world.members if not told[each]["holds"]}
-        self._compares = bool(self.listening.intersection(world.members) - listening)
+        # Before the first step nobody has compared anything.
+        self._compares = latest == 0 or bool(self.listening.intersection(world.members) - listening)
         self.listening = listening
-        if self._transfers.match(world, dist.group.WORLD, self.computing(world.members), listening, told):
+        if self._transfers.match(world, world.all, self.computing(world.members), listening, told):
             self._waiting, self._is_loaded = deque(), False
         self._transfers.pack()
+
+
+def _rounded(norm: float) -> float:
+    """As it travels: the same on all ranks, whether they have heard it in a step or in a report."""
+    return float(torch.tensor(norm))

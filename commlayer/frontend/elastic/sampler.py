@@ -1,8 +1,10 @@
 """`Sampler`: which samples of a dataset are this rank's in each step, so that an epoch has each sample once.
 
 An epoch is one order of all samples, drawn from the seed and its number. A batch is the next `batch_size` of them, and
-each rank takes its share of the batch. The place in the epoch moves when a step is made, on all ranks alike. So the
-batch of a step that failed is shared anew by the ranks that live, and no sample gets lost with a rank.
+each rank takes its share of the batch. Where ranks are rows that share a model, those of a row have equally many
+samples: what is divided are groups of as many samples as a row has ranks. The place in the epoch moves when a step is
+made, on all ranks alike. So the batch of a step that failed is shared anew by the ranks that live, and no sample gets
+lost with a rank.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ class Loop(Protocol):
     @property
     def number(self) -> int: ...
     @property
-    def _computing(self) -> list[int]: ...
+    def _rows(self) -> list[list[int]]: ...
     def _begin(self) -> None: ...
     def _end(self) -> None: ...
     def step(self) -> bool: ...
@@ -35,8 +37,11 @@ class Loop(Protocol):
 class Sampler(TorchSampler[list[int]]):
     """Made by `Job.sampler`: a batch sampler for torch's DataLoader. Each loop over it is the rest of an epoch."""
 
-    def __init__(self, job: Loop, samples: int, batch_size: int, *, shuffle: bool, seed: int, by_speed: bool) -> None:
-        self._job = job
+    def __init__(
+        self, job: Loop, samples: int, batch_size: int, *, shuffle: bool, seed: int, by_speed: bool, row_size: int = 1
+    ) -> None:
+        """`row_size`: the ranks of a row. `samples` and `batch_size` are multiples of it."""
+        self._job, self._row_size = job, row_size
         self._samples, self._batch_size = samples, batch_size
         self._shuffle, self._seed = shuffle, seed
         self._epoch = self._place = 0
@@ -53,7 +58,7 @@ class Sampler(TorchSampler[list[int]]):
     @property
     def shares(self) -> dict[int, int]:
         """The samples of each member in a whole batch."""
-        return self._speeds.shares(self._job._computing, self._batch_size)
+        return self._shares(self._batch_size)
 
     def __len__(self) -> int:
         """Batches that are left of the epoch."""
@@ -94,7 +99,7 @@ class Sampler(TorchSampler[list[int]]):
     @property
     def count(self) -> int:
         """The samples of this rank in the batch that is due."""
-        return self._speeds.shares(self._job._computing, len(self._batch()))[self._job.number]
+        return self._shares(len(self._batch()))[self._job.number]
 
     @property
     def speed(self) -> float:
@@ -106,7 +111,8 @@ class Sampler(TorchSampler[list[int]]):
         self._place += len(self._batch())
         if self._place == self._samples:
             self._epoch, self._place = self._epoch + 1, 0
-        self._speeds.advance(speeds, self._batch_size)
+        slowest = {row[0]: min(speeds[each] for each in row) for row in self._job._rows if row[0] in speeds}
+        self._speeds.advance(slowest, self._batch_size // self._row_size)
 
     def state(self) -> dict[str, Any]:
         """The place in the epoch and the agreed speeds, for `load`."""
@@ -138,8 +144,14 @@ class Sampler(TorchSampler[list[int]]):
 
     def _share(self) -> list[int]:
         batch, first = self._batch(), 0
-        for member, count in self._speeds.shares(self._job._computing, len(batch)).items():
+        for member, count in self._shares(len(batch)).items():
             if member == self._job.number:
                 return batch[first : first + count]
             first += count
         return []
+
+    def _shares(self, total: int) -> dict[int, int]:
+        """The samples of each member in a batch of `total`. Each row has its share, and its ranks equal parts of it."""
+        rows = self._job._rows
+        counts = self._speeds.shares([row[0] for row in rows], total // self._row_size)
+        return {each: counts[row[0]] for row in rows for each in row}

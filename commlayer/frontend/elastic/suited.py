@@ -14,13 +14,19 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ...config import number
 from ...errors import ConfigError
+from ..gradients.fsdp import sharded_modules
 from ..group.backend import CommProcessGroup
 
 
-def check_world(min_size: int, *, joins: bool) -> CommProcessGroup | None:
+def check_world(model: nn.Module, min_size: int, *, joins: bool) -> CommProcessGroup | None:
     """WORLD; None for a process that joins. Raises ConfigError for one that a job cannot use, and for `min_size`."""
     world: Any = dist.group.WORLD if dist.is_initialized() else None
     if joins:
+        if sharded_modules(model):
+            raise ConfigError(
+                "elastic(join=...): ranks that share a model (fully_shard) cannot join a job; start it again from a "
+                "checkpoint, with more rows"
+            )
         if world is not None:
             raise ConfigError("elastic(join=...): this process has a WORLD; leave init_process_group to the job")
         if min_size < 1:
@@ -42,11 +48,11 @@ def check_world(min_size: int, *, joins: bool) -> CommProcessGroup | None:
 def check_model(model: nn.Module, world: Any, who: str) -> None:
     """Raises ConfigError unless all ranks have all of the model, in float32 on the CPU. `world` is None at a joiner."""
     if any(hasattr(each, "device_mesh") or hasattr(each, "_is_flat_param") for each in model.parameters()):
-        raise ConfigError(f"{who}: the model is sharded (FSDP, DTensor): it needs all parameters on each rank")
-    kinds = {(each.dtype, each.device.type) for each in model.parameters() if each.requires_grad}
-    if kinds != {(torch.float32, "cpu")}:
-        told = ", ".join(sorted(f"{str(dtype).removeprefix('torch.')} on {device}" for dtype, device in kinds))
-        raise ConfigError(f"{who}: parameters of {told or 'no type'}: it needs float32 on the CPU")
+        raise ConfigError(
+            f"{who}: the model is sharded (FSDP, DTensor): it needs all parameters on each rank, or a model that "
+            f"FSDP2's fully_shard divides within rows of ranks, each of which has all of it"
+        )
+    _check_type(model, who)
     if any(isinstance(each, DistributedDataParallel) for each in model.modules() if each is not model):
         raise ConfigError(
             f"{who}: DistributedDataParallel is within another module, and would average gradients once more; put it "
@@ -59,6 +65,55 @@ def check_model(model: nn.Module, world: Any, who: str) -> None:
             raise ConfigError(f"{who}: the model has a process group of its own; make it without one")
         if model.broadcast_buffers and any(True for _ in model.buffers()):
             raise ConfigError(f"{who}: the model broadcasts buffers; DistributedDataParallel(broadcast_buffers=False)")
+
+
+def row_of(model: nn.Module, who: str) -> CommProcessGroup | None:
+    """The group between whose ranks `fully_shard` divides the model; None: it does not. Parameters that it has gathered
+    are divided again. Raises ConfigError for a model that a job of rows cannot train."""
+    modules = sharded_modules(model)
+    if not modules:
+        return None
+    for module in modules:
+        module.reshard()
+    _check_type(model, who)
+    meshes = dict[Any, None]()
+    for name, each in model.named_parameters():
+        mesh = getattr(each, "device_mesh", None)
+        if mesh is not None:
+            meshes[mesh] = None
+        elif each.requires_grad:
+            raise ConfigError(
+                f"{who}: fully_shard divides a part of the model, and the ranks of a row would train {name} apart: "
+                f"call fully_shard for the whole model, too"
+            )
+    if len(meshes) != 1:
+        raise ConfigError(f"{who}: fully_shard has {len(meshes)} meshes in this model: use the same for all modules")
+    mesh = next(iter(meshes))
+    if mesh.ndim != 1:
+        raise ConfigError(
+            f"{who}: fully_shard has a mesh of {mesh.ndim} dimensions: it would average over the rows by itself, in "
+            f"the backward pass, which a death ends on all ranks; give it the dimension of the shards, as "
+            f"fully_shard(model, mesh=mesh['shards']): the job averages over the rows"
+        )
+    group = mesh.get_group()
+    if not isinstance(group, CommProcessGroup):
+        raise ConfigError(
+            f"{who}: the mesh of fully_shard has a group of {type(group).__name__}: make it, after "
+            f"init_process_group('commlayer'), without a backend_override"
+        )
+    if group.size() == dist.get_world_size():
+        raise ConfigError(
+            f"{who}: fully_shard divides the model between all {group.size()} ranks, so nobody could go on without one "
+            f"of them; use rows of ranks, each of which has all of the model: init_device_mesh('cpu', (rows, shards))"
+        )
+    return group
+
+
+def _check_type(model: nn.Module, who: str) -> None:
+    kinds = {(each.dtype, each.device.type) for each in model.parameters() if each.requires_grad}
+    if kinds != {(torch.float32, "cpu")}:
+        told = ", ".join(sorted(f"{str(dtype).removeprefix('torch.')} on {device}" for dtype, device in kinds))
+        raise ConfigError(f"{who}: parameters of {told or 'no type'}: it needs float32 on the CPU")
 
 
 def check_trained(optimizer: torch.optim.Optimizer, trained: Collection[Tensor], who: str) -> None:
@@ -92,8 +147,9 @@ def check_norm(clip_norm: Any, who: str) -> float | None:
     return found
 
 
-def size_of(dataset: Any, batch_size: int, seed: int, who: str) -> int:
-    """The number of samples. Raises ConfigError for a dataset without one, and for a wrong batch or seed."""
+def size_of(dataset: Any, batch_size: int, seed: int, row_size: int, who: str) -> int:
+    """The number of samples. Raises ConfigError for a dataset without one, for a wrong batch or seed, and for numbers
+    that rows of `row_size` ranks cannot share."""
     length: Callable[[], int] | None = getattr(dataset, "__len__", None)
     if length is None or length() < 1:
         raise ConfigError(f"{who}: {type(dataset).__name__} has no samples with a number; use a dataset with a length")
@@ -101,4 +157,10 @@ def size_of(dataset: Any, batch_size: int, seed: int, who: str) -> int:
         raise ConfigError(f"{who}: batch_size={batch_size!r}: use the number of samples in a step of all ranks")
     if type(seed) is not int or not 0 <= seed < 1 << 32:
         raise ConfigError(f"{who}: seed={seed!r}: use a whole number from 0 to 2**32 - 1")
+    for name, count in (("batch_size", batch_size), ("the number of samples", length())):
+        if count % row_size:
+            raise ConfigError(
+                f"{who}: {name} is {count}, and the ranks of a row take equally many: use a multiple of {row_size}, as "
+                f"{count - count % row_size or row_size}"
+            )
     return length()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import timedelta
-from typing import Any
+from typing import Any, ClassVar
 
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed import distributed_c10d as c10d
 
 from ...config import Policy
@@ -18,10 +19,14 @@ from ..group.party import Party, Place, here, introduce
 
 
 class World(Party):
-    """The members' ranks are those in WORLD."""
+    """The members' ranks are those in WORLD. Each of them is a row of its own, which has the whole model (`Rows`: not
+    so)."""
 
     JOB = "commlayer/elastic"
     OPENS = "job.sampler() makes it one"
+
+    ARE_DIVIDED: ClassVar[bool] = False
+    """Whether gradients are averaged in several groups, of which one may fail and another not."""
 
     def __init__(self, root: dist.Store, token: str, own: int, place: Place, silence_s: float) -> None:
         super().__init__(root, token, own, place, silence_s)
@@ -43,6 +48,68 @@ class World(Party):
     def _use(self, options: Options) -> None:
         """The next WORLD's."""
         self.options, self.timeout_s = options, options._timeout.total_seconds()
+
+    @property
+    def all(self) -> CommProcessGroup:
+        """The group of all members."""
+        world: Any = dist.group.WORLD
+        return world  # type: ignore[no-any-return]
+
+    @property
+    def peers(self) -> CommProcessGroup:
+        """The group between which this rank's gradients are averaged."""
+        return self.all
+
+    def average(self, values: Tensor, *, is_async: bool) -> Any:
+        """Starts the average over all rows, in place, and waits for it unless `is_async`."""
+        return dist.all_reduce(values, op=dist.ReduceOp.AVG, async_op=is_async)
+
+    def total(self, values: Tensor) -> None:
+        """Adds the values of all members, in place."""
+        dist.all_reduce(values)
+
+    @property
+    def row_size(self) -> int:
+        """The ranks of a row."""
+        return 1
+
+    @property
+    def row(self) -> list[int]:
+        """The members of this row, this one included."""
+        return [self.own]
+
+    def rows(self, members: Collection[int]) -> list[list[int]]:
+        """The rows of these members. The ranks of a row are in the order of their places."""
+        return [[each] for each in members]
+
+    def likes(self) -> list[list[int]]:
+        """The members by place: those that have the same part of the model, by rows."""
+        return [list(self.members)]
+
+    def row_fails(self, *, failed: bool) -> bool:
+        """Whether one of this row has `failed`. All its ranks call: without one of them, the rest of the row would wait
+        in the next forward pass."""
+        return failed
+
+    def tell_leaving(self) -> None:
+        """This member is about to leave, and its row with it. Idempotent."""
+
+    def is_row_leaving(self) -> bool:
+        """Whether another member of this row is."""
+        return False
+
+    def loss(self, error: BaseException | None, others: Collection[int] | None = None) -> str:  # noqa: ARG002  # see Rows
+        """The text of an error if other members of this row are known to be gone, without which it cannot go on; else
+        it is empty. `error`: what this member has found. `others`: those that go on; None: not agreed yet."""
+        return ""
+
+    def abandon(self) -> None:
+        """This member makes no more steps: the others need not wait for it."""
+        self.end()
+
+    def close(self) -> None:
+        """Watches the others no more. Idempotent."""
+        self.pulse.close()
 
     def make(self) -> None:
         """Makes the WORLD of the members. Raises CommError if that fails, and as soon as one of them is known to have

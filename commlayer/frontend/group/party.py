@@ -103,9 +103,14 @@ class Party:
                 time.sleep(PAUSE_S)
         return dict(sorted(found.items()))
 
+    def whole(self, members: Collection[int]) -> set[int]:
+        """These, and those that cannot go on without them."""
+        return set(members)
+
     def survivors(self) -> Survivors:
         """The agreement of the members."""
-        return Survivors(self.store(f"agreement {self.generation}"), self.own, self.members, self.dead)
+        store = self.store(f"agreement {self.generation}")
+        return Survivors(store, self.own, self.members, self.dead, self.whole)
 
     def agree(self, gone: Collection[int]) -> Verdict | None:
         """See `Survivors.agree`. After a verdict, the next agreement is another one."""

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_map
 
 from ...errors import ConfigError
 from .packing import Packing, unpack
+from .parts import part_of
 
 NAMES = ("params", "param_names")
 """What a group of an optimizer has beside hyperparameters."""
@@ -48,7 +49,8 @@ class State:
         return str([{name: _plain(value) for name, value in group.items() if name not in NAMES} for group in groups])
 
     def sums(self) -> str:
-        """One sum of the bits of all parameters, and one of the optimizer's state of them. Reads all of it."""
+        """One sum of the bits of all parameters, and one of the optimizer's state of them. Reads all of it, of tensors
+        that are divided over ranks this rank's parts."""
         parameters = [each for group in self._optimizer.param_groups for each in group["params"]]
         parts = [
             value
@@ -179,7 +181,7 @@ def _plain(value: Any) -> Any:
 
 def _sum(tensor: Tensor) -> int:
     """The sum of its bits, eight bytes at a time, which is as fast as memory; a CRC takes fifteen times as long."""
-    flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
+    flat = part_of(tensor).detach().contiguous().view(-1).view(torch.uint8)
     whole = flat.numel() // 8 * 8
     words = flat[:whole]
     if words.storage_offset() % 8:

@@ -15,7 +15,7 @@ from ..gradients.ddp import reduce_buffer
 from ..gradients.gradient import Place
 from ..gradients.hook_state import HookState
 from ..gradients.started import Started
-from .fragment import part_of
+from ..group.parts import part_of
 from .site import Site
 
 BYTES = 1 << 20

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import BroadcastOptions
 
 from ...compress.fine import Fine
+from ..group.parts import part_of
 from .outer import Outer
 from .site import Site
 
@@ -32,14 +33,6 @@ class Stripe(NamedTuple):
     def values(self) -> Tensor:
         """The values, as a flat view."""
         return flat(self.parameter)[self.start : self.end]
-
-
-def part_of(tensor: Tensor) -> Tensor:
-    """This rank's part of a parameter or of a gradient that FSDP2 shards; any other tensor as it is."""
-    if not hasattr(tensor, "to_local"):
-        return tensor
-    with torch.no_grad():  # the memory itself, and not a view that autograd follows
-        return tensor.detach().to_local()  # type: ignore[attr-defined, no-any-return]
 
 
 def flat(parameter: Tensor) -> Tensor:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import pickle
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-import torch
 import torch.distributed as dist
 
 from ...errors import CommError, ConfigError
-from ..group.backend import CommProcessGroup
 from ..work.odd import odd_ones, usual
 
 
@@ -52,21 +49,6 @@ def meet(group: dist.ProcessGroup, own: Introduction, remedies: Mapping[str, str
                 f"LocalSteps: {name!r} has other values on rank {ranks[odd[0]]} than on rank {others}: "
                 f"{remedies['digests']}"
             )
-
-
-def told_by_all(group: CommProcessGroup, own: Any) -> list[Any]:
-    """`own` of each rank, in the order of ranks. All ranks of the group call. Raises the errors of its operations.
-
-    `dist.all_gather_object` does the same, but raises ValueError instead where torch does not know the group.
-    """
-    told = torch.frombuffer(bytearray(pickle.dumps(own)), dtype=torch.uint8)
-    sizes = torch.empty(group.size(), dtype=torch.int64)
-    group.all_gather_single(sizes, torch.tensor([len(told)])).wait()
-    longest = int(sizes.max())
-    rows = torch.empty(group.size(), longest, dtype=torch.uint8)
-    group.all_gather_single(rows.view(-1), torch.nn.functional.pad(told, (0, longest - len(told)))).wait()
-    pairs = zip(rows, sizes.tolist(), strict=True)
-    return [pickle.loads(row[:size].numpy().data) for row, size in pairs]  # noqa: S301  # from the ranks of this job
 
 
 ErrorT = TypeVar("ErrorT", bound=CommError)

@@ -17,11 +17,11 @@ from ...compress.codec import FINE, codec_of
 from ...compress.fine import Fine
 from ...errors import ClosedError
 from ..group.packing import Packing, unpack
+from ..group.told import told_by_all
 from ..group.transfer import Transfers
 from .bell import Bell
 from .joining import Joining
 from .living import LOST, Living
-from .meeting import told_by_all
 from .outer import Outer
 from .shared import Shared
 from .site import Site

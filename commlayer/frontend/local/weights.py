@@ -13,7 +13,8 @@ from torch.optim import Optimizer
 from ...errors import ConfigError
 from ...scheduler.deferred import is_deferred
 from ..gradients.fsdp import averages_replicas, sharded_modules
-from .fragment import digest_of, part_of
+from ..group.parts import part_of
+from .fragment import digest_of
 
 _is_dense = torch.ops.aten.is_non_overlapping_and_dense.default
 

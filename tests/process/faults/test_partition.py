@@ -11,6 +11,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 import commlayer
 from commlayer.tools.emulate.event import Event
@@ -24,14 +26,20 @@ PEER_TIMEOUT_S = 1.0
 STEPS = 40
 
 
-def _job(rank: int, size: int, address: str, cut: Sequence[str]) -> tuple[int, list[int], str, float]:
-    """The Store is that of host 0, over the network: the one of the test needs none."""
-    store = dist.TCPStore(address, 29511, None, rank == 0, wait_for_workers=False)
+def _job(
+    rank: int, size: int, address: str, cut: Sequence[str], row_size: int = 1
+) -> tuple[int, list[int], str, float]:
+    """The Store is that of host 0, over the network: the one of the test needs none. `row_size`: the ranks between
+    which FSDP2 shards the model."""
+    store = dist.TCPStore(address, 29510 + row_size, None, rank == 0, wait_for_workers=False)
     ranks.init(rank, size, store=store, timeout=timedelta(seconds=30))
-    model = nn.Linear(10, 10)
+    model: Any = nn.Linear(10, 10)
+    if row_size > 1:
+        mesh = init_device_mesh("cpu", (size // row_size, row_size), mesh_dim_names=("rows", "shards"))
+        fully_shard(model, mesh=mesh["shards"])
     text = ""
-    with commlayer.elastic(model, torch.optim.SGD(model.parameters(), lr=0.1)) as job:
-        try:
+    try:
+        with commlayer.elastic(model, torch.optim.SGD(model.parameters(), lr=0.1)) as job:
             for _ in job.batches(range(STEPS)):
                 time.sleep(0.05)
                 model(torch.ones(1, 10)).sum().backward()
@@ -40,8 +48,8 @@ def _job(rank: int, size: int, address: str, cut: Sequence[str]) -> tuple[int, l
                     meeting().set("cut", str(time.time()))
                     for command in cut:
                         call(command)
-        except commlayer.CommError as error:
-            text = str(error)
+    except commlayer.CommError as error:
+        text = str(error)
     return job.steps, job.members, text, time.time() - float(meeting().get("cut"))
 
 
@@ -71,16 +79,16 @@ def _shrinks(rank: int, size: int, address: str, cut: Sequence[str]) -> tuple[li
     return texts, time.time() - float(meeting().get("cut"))
 
 
-def _cut_in_two(network: Network, job: Callable[..., Any]) -> list[Any]:
-    """Host 2 alone on one side. What the ranks have returned."""
-    places = [network.name(host) for host in range(3)]
+def _cut_in_two(network: Network, job: Callable[..., Any], hosts: Sequence[int] = (0, 1, 2), *given: Any) -> list[Any]:
+    """Host 2 alone on one side. What the ranks have returned, of which these are the `hosts`."""
+    places = [network.name(host) for host in hosts]
     environ = {**network.rendezvous(), "COMMLAYER_PEER_TIMEOUT_S": str(PEER_TIMEOUT_S)}
     cut = [f"ip -n {network.switch} link set {network.switch_port(2, nic)} down" for nic in range(2)]
     try:
-        ended = ranks.outcomes(job, 3, network.address(0), cut, environ=environ, places=places)
+        ended = ranks.outcomes(job, len(hosts), network.address(0), cut, *given, environ=environ, places=places)
     finally:
         network.apply(Event(0.0, "link_up", host=2))
-    assert [each.error for each in ended] == [None] * 3
+    assert [each.error for each in ended] == [None] * len(hosts)
     return [each.result for each in ended]
 
 
@@ -92,6 +100,18 @@ def test_an_elastic_job_goes_on_where_the_store_is(network: Network) -> None:
     assert "rank 2: the job's Store does not answer" in text
     assert "or the network to its host" in text
     assert took_s < 4 * PEER_TIMEOUT_S + SLACK_S
+
+
+@pytest.mark.needs_root
+@pytest.mark.parametrize("hosts", [(0, 1, 2, 2), (0, 1, 2, 1)], ids=str)
+def test_rows_go_on_where_the_store_is(network: Network, hosts: Sequence[int]) -> None:
+    """Host 2 has a row of two ranks, or one of them."""
+    *found, third, fourth = _cut_in_two(network, _job, hosts, 2)
+    assert [each[:3] for each in found] == [(STEPS, [0, 1], "")] * 2
+    for host, (steps, _, text, took_s) in zip(hosts[2:], (third, fourth), strict=True):
+        assert steps < STEPS
+        assert took_s < 4 * PEER_TIMEOUT_S + SLACK_S
+        assert host != 1 or "rank(s) 2 of its row, 2, 3, died or ended" in text
 
 
 @pytest.mark.needs_root

@@ -17,11 +17,17 @@ from commlayer.frontend.elastic.sampler import Sampler
 class FakeJob:
     """A rank whose steps are made by hand."""
 
-    def __init__(self, number: int, members: list[int]) -> None:
+    def __init__(self, number: int, members: list[int], row_size: int = 1) -> None:
         self.number, self.left = number, False
-        self._computing = members
+        self._computing, self._row_size = members, row_size
         self.begun = self.alone = 0
         self.made: Any = None
+
+    @property
+    def _rows(self) -> list[list[int]]:
+        """Neighbours make a row."""
+        size = self._row_size
+        return [self._computing[first : first + size] for first in range(0, len(self._computing), size)]
 
     def _begin(self) -> None:
         self.begun += 1
@@ -106,3 +112,28 @@ def test_a_weight_is_the_share_of_the_batch() -> None:
         with pytest.raises(ClosedError, match="rank 0: step\\(\\) without a batch"):
             own.take(4)
         own.advance({})
+
+
+@pytest.mark.parametrize(("samples", "batch_size"), [(24, 12), (26, 12), (30, 2)], ids=str)
+def test_the_ranks_of_a_row_have_equally_many_samples(samples: int, batch_size: int) -> None:
+    """By the slowest of them; the weight of each is that of its share."""
+    members = [0, 1, 2, 3]
+    made = {
+        each: Sampler(FakeJob(each, members, 2), samples, batch_size, shuffle=False, seed=0, by_speed=True, row_size=2)
+        for each in members
+    }
+    counts = []
+    for step in range(30 * -(-samples // batch_size)):
+        shares = {each: own._share() for each, own in made.items()}
+        counts.append([len(share) for share in shares.values()])
+        assert counts[-1][0] == counts[-1][1]
+        assert counts[-1][2] == counts[-1][3]
+        first = step % -(-samples // batch_size) * batch_size
+        batch = list(range(first, min(first + batch_size, samples)))
+        assert [index for share in shares.values() for index in share] == batch
+        for each, own in made.items():
+            own._begun_s = 0.0
+            assert own.weight(4) == len(shares[each]) * 4 / len(batch)
+            own.advance({0: 30.0, 1: 20.0, 2: 10.0, 3: 20.0})
+    assert counts[0] == ([3, 3, 3, 3] if batch_size == 12 else [1, 1, 0, 0])
+    assert counts[-3] == ([4, 4, 2, 2] if batch_size == 12 else [1, 1, 0, 0])

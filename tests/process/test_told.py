@@ -1,0 +1,22 @@
+"""All ranks hear what each of them says, also in a group that torch does not know."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from commlayer.frontend.group.backend import CommProcessGroup
+from commlayer.frontend.group.told import told_by_all
+from tests import ranks
+
+
+@ranks.on(3)
+def test_all_hear_what_each_one_says(rank: int, size: int) -> None:
+    group = CommProcessGroup(ranks.store(), rank, size, timedelta(seconds=20), "unknown")
+    assert told_by_all(group, {"rank": rank, "long": "x" * 1000 * rank}) == [
+        {"rank": each, "long": "x" * 1000 * each} for each in range(size)
+    ]
+    assert told_by_all(group, None) == [None] * size
+    assert not dist.is_initialized()
+    group.shutdown()
