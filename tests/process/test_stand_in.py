@@ -94,9 +94,12 @@ def quick() -> None:
     vars(grace).update(TURNS_LEAST=1, TIMES=0.0, STEPS=0, SECONDS_LEAST=0.02)
 
 
-def sent(rank: int, local: commlayer.LocalSteps, model: Given, steps: range) -> tuple[dict[str, Any], Tensor, Tensor]:
-    """Trains, and saves after the sync with which `trained` passes 24. Returns what was saved, the sum of this site's
-    steps, and that of its changes that were counted."""
+def sent(
+    rank: int, local: commlayer.LocalSteps, model: Given, steps: range, *, early: bool = False
+) -> tuple[dict[str, Any], Tensor, Tensor]:
+    """Trains, and saves after the sync with which `trained` passes 24; `early`: when the third sync has begun, on rank
+    1 after its thread has begun more. Returns what was saved, the sum of this site's steps, and that of its changes
+    that were counted."""
     total, saved = torch.zeros_like(model.values()), dict[str, Any]()
     counted = by_fragment(total, Plan(fragments=2))
     with local:
@@ -108,29 +111,37 @@ def sent(rank: int, local: commlayer.LocalSteps, model: Given, steps: range) -> 
             apply(outcome, own)
 
         shared.apply = watched  # type: ignore[method-assign]
+
+        def state(step: int) -> dict[str, Any]:
+            own = {"model": model.state_dict(), "local": local.state_dict(), "step": step, "trained": local.trained}
+            return copy.deepcopy({**own, "total": total, "counted": counted})
+
         for step in steps:
             if rank == 1 and not steps.start:
                 away(local, range(3, 8))
+            if early and not saved and (local.syncs == 3 or (rank == 1 and local.syncs == 8)):
+                saved = state(step)
             total -= 0.05 * model.step(local._optimizer, rank, step)
             if local.passed(24.0) and not saved:
-                saved = {"model": model.state_dict(), "local": local.state_dict(), "step": step}
-                saved = copy.deepcopy({**saved, "trained": local.trained, "total": total, "counted": counted})
+                saved = state(step + 1)
     assert equal_on_all(model.values())
     return saved, total, torch.cat(counted)
 
 
+@pytest.mark.parametrize("early", [False, True])
 @ranks.on(3, ranks.run_job, environ=IN_ORDER)
-def test_all_save_after_the_same_sync(rank: int, size: int) -> None:
-    """Rank 1 has to apply several syncs at once, and stops at that after which the others save. A training that goes on
-    from there counts each step of a site once, too."""
+def test_all_save_after_the_same_sync(rank: int, size: int, early: bool) -> None:
+    """Rank 1 has to apply several syncs at once, and stops at that after which the others save; or it saves before it
+    applies one. A training that goes on from there counts each step of a site once, too."""
     quick()
     given: dict[str, Any] = {"outer": (1.0, 0.0), "codec": "none", "quorum": 1, "momentum": 0.0}
-    saved, _, _ = sent(rank, local_of(model := Given(), **given), model, range(24))
+    saved, _, _ = sent(rank, local_of(model := Given(), **given), model, range(24), early=early)
     assert equal_on_all(torch.tensor([saved["trained"], saved["local"]["rounds"]["trained"]]))
+    assert (saved["local"]["rounds"]["sync"] is not None) == (early or rank != 1)
     again = local_of(model := Given(), **given)
     model.load_state_dict(saved["model"])
     again.load_state_dict(saved["local"])
-    _, total, counted = sent(rank, again, model, range(saved["step"] + 1, 24))
+    _, total, counted = sent(rank, again, model, range(saved["step"], 24))
     made = torch.cat(by_fragment(saved["total"] + total, Plan(fragments=2)))
     assert torch.allclose(torch.cat(saved["counted"]) + counted, made, atol=1e-4)
 
