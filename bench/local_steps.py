@@ -4,6 +4,7 @@
     python -m bench.local_steps --only 20       one rate in Mbit/s, merged into the kept results
     python -m bench.local_steps --only 8x2      8 sites of 2 ranks, 20 and 1,000 Mbit/s, 100 ms there and back, 1 % loss
     python -m bench.local_steps --only speeds   4 sites of speeds 1, 1, 1 and 1/2 at 20 Mbit/s
+    python -m bench.local_steps --only stalls   4 sites at 20 Mbit/s, of which one stalls now and then, for 2 s
     python -m bench.local_steps --only torchft  beside torchft's DiLoCo and LocalSGD on gloo, 20 Mbit/s, in the
                                                 environment .venv-hosts/torchft of the Makefile
     python -m bench.local_steps --train         trainings end to end at 20 and 100 Mbit/s (6 minutes)
@@ -42,7 +43,7 @@ from bench.harness.page import write_between
 from bench.harness.results import read_results, today, write_results
 from bench.harness.turns import ROOT, Log, by_system, in_turns
 from bench.jobs import training
-from bench.jobs.local_steps import Job, train
+from bench.jobs.local_steps import STALL_EVERY, Job, train
 from bench.jobs.torchft_sites import DILOCO, LOCAL_SGD
 from commlayer.tools.bench import machine
 from commlayer.tools.emulate.link import Link
@@ -56,8 +57,9 @@ RATES_MBIT_S = (20, 100, 200, 1000)
 SITES_OF_TWO = "8x2"
 SITES_OF_TWO_RATES = (20, 1000)
 SPEEDS = "speeds"
+STALLS = "stalls"
 TORCHFT = "torchft"
-CASES = (*map(str, RATES_MBIT_S), SITES_OF_TWO, SPEEDS)
+CASES = (*map(str, RATES_MBIT_S), SITES_OF_TWO, SPEEDS, STALLS)
 ROUNDS = 3
 HOSTS = 4
 
@@ -104,6 +106,20 @@ def jobs_of_speeds() -> list[Job]:
     return [
         Job(EQUAL, local={"every": 24, "outer": (1.0, 0.0)}, **given),
         Job(UNEVEN, local={"every": 24, "outer": (1.0, 0.0), "uneven": True}, **given),
+    ]
+
+
+LEVEL, WAITING, QUORUM = "no stalls", "stalls, all wait", "stalls, quorum of 3"
+
+
+def jobs_of_stalls() -> list[Job]:
+    """Sites of which the last one stalls: the others wait for it, or do not. Without stalls a quorum costs nothing."""
+    given: dict[str, Any] = {"is_free": True, "steps": 960, "warm_up": 60}
+    usual: dict[str, Any] = {"every": 24}
+    return [
+        Job(LEVEL, local={**usual, "quorum": 3}, **given),
+        Job(WAITING, local=usual, stall_s=2.0, **given),
+        Job(QUORUM, local={**usual, "quorum": 3}, stall_s=2.0, **given),
     ]
 
 
@@ -191,19 +207,23 @@ def measure_case(case: str, rounds: int, *, short: bool = False) -> dict[str, An
     """The results of a case by the name of its network. Raises RuntimeError if a rank failed."""
     found = {}
     is_of_two = case == SITES_OF_TWO
-    at_rate = RATES_MBIT_S[0] if case in (SPEEDS, TORCHFT) else 0
-    for rate in SITES_OF_TWO_RATES if is_of_two else (at_rate or int(case),):
+    special = {
+        SPEEDS: (jobs_of_speeds, ", one of half the speed"),
+        STALLS: (jobs_of_stalls, ", one that stalls"),
+        TORCHFT: (jobs_of_torchft, ", beside torchft"),
+    }
+    make, suffix = (jobs_of_two, "") if is_of_two else special.get(case, (jobs_of, ""))
+    for rate in SITES_OF_TWO_RATES if is_of_two else (RATES_MBIT_S[0] if case in special else int(case),):
         link = Link(rate_bps=rate * 1e6, loss=0.01 * is_of_two, delay_ms=50.0 * is_of_two)
         hosts, per_host = (8, 2) if is_of_two else (HOSTS, 1)
         algorithms = ("cubic", "bbr")
         scenario = Scenario(hosts, (link,), ranks_per_host=per_host, tcp_congestion_control=algorithms)
-        jobs = {SITES_OF_TWO: jobs_of_two, SPEEDS: jobs_of_speeds, TORCHFT: jobs_of_torchft}.get(case, jobs_of)()
+        jobs = make()
         if short:
             jobs = [dataclasses.replace(job, steps=2) for job in jobs]
         about = machine.facts()
         request = {"jobs": [dataclasses.asdict(job) for job in in_turns(jobs, rounds)]}
-        name = f"{hosts} x {per_host}, {rate} Mbit/s" + ", one of half the speed" * (case == SPEEDS)
-        name += ", beside torchft" * (case == TORCHFT)
+        name = f"{hosts} x {per_host}, {rate} Mbit/s{suffix}"
         runs = turns.measure(scenario, MODULE, request, f"local_steps.{case}.{rate}")
         order = {job.system: i for i, job in enumerate(jobs)}
         runs.sort(key=lambda log: order[log["job"]["system"]])
@@ -324,6 +344,32 @@ def _speeds(name: str, network: Mapping[str, Any]) -> list[str]:
     return [f"### {name}", "\n".join(lines), conditions]
 
 
+def _stalls(name: str, network: Mapping[str, Any]) -> list[str]:
+    runs = by_system(network["runs"])
+    own_s = {system: [log["step_s"][0] / log["own"] for log in logs] for system, logs in runs.items()}
+    columns = ["system", "mean step of a site without stalls (ms)", "range", "share of computation"]
+    columns += ["steps of all sites per second", "of them by that site", "busy CPU"]
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    for system, values in own_s.items():
+        cells = [
+            system,
+            f"{statistics.median(values) * 1e3:.1f}",
+            f"{min(values) * 1e3:.1f} to {max(values) * 1e3:.1f}",
+            f"{statistics.median(own_s[LEVEL]) / statistics.median(values):.1%}",
+            f"{statistics.median(1 / log['step_s'][0] for log in runs[system]):.1f}",
+            f"{statistics.median(log['own'] for log in runs[system]):.1%}",
+            turns.busy_cell(runs[system]),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    job = runs[QUORUM][0]["job"]
+    conditions = (
+        f"{Scenario.from_table(network['network'])}. A step is a sleep of {job['step_s'] * 1e3:.0f} ms; every "
+        f"{STALL_EVERY} of its steps, one site sleeps for {job['stall_s']:g} s more. H is {job['local']['every']}. The "
+        f"share of computation is that of `{LEVEL}` divided by this. {_measured(network)}"
+    )
+    return [f"### {name}", "\n".join(lines), conditions]
+
+
 def _torchft(name: str, network: Mapping[str, Any]) -> list[str]:
     runs = by_system(network["runs"])
     steps = {system: mean_s(logs) for system, logs in runs.items()}
@@ -357,6 +403,8 @@ def table(content: Mapping[str, Any], losses: Mapping[str, Any]) -> str:
             parts += _trained(name, network)
         elif network["runs"][0]["job"].get("speeds"):
             parts += _speeds(name, network)
+        elif network["runs"][0]["job"].get("is_free"):
+            parts += _stalls(name, network)
         elif any(log["job"].get("torchft") for log in network["runs"]):
             parts += _torchft(name, network)
         else:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -31,6 +32,7 @@ WIDTH = 366
 STEP_S = 0.056
 """The computation of a step, as that of the GPT: a third is the forward pass."""
 BUCKET_MB = 1.0
+STALL_EVERY = 80
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +65,10 @@ class Job:
     ranks_per_host: int = 1
     speeds: tuple[float, ...] = ()
     """The ranks' speeds; empty: all have the same."""
+    is_free: bool = False
+    """Whether the ranks make as many steps as they can, until all together have made `steps` of them."""
+    stall_s: float = 0.0
+    """So long the last rank does not compute, every `STALL_EVERY` of its steps."""
 
 
 def sleeper(step_s: float) -> nn.Sequential:
@@ -131,8 +137,11 @@ def train(job: Job) -> Log:
     averager = PeriodicModelAverager(job.period) if job.period and not job.torchft else None
     inputs = torch.randn(2, WIDTH)
     counts = []
+    numbers = itertools.count(1)
 
     def step() -> None:
+        if dist.get_rank() == dist.get_world_size() - 1 and next(numbers) % STALL_EVERY == 0:
+            time.sleep(job.stall_s)
         counts.append(interface_bytes())
         optimizer.zero_grad()
         model(inputs).square().mean().backward()
@@ -145,7 +154,7 @@ def train(job: Job) -> Log:
             step()
         every = job.period or (1 if local is None else every_of(local))
         counts.clear()
-        if job.speeds:
+        if job.speeds or job.is_free:
             assert local is not None  # for mypy
             return _trained(local, step, job.steps)
         log = turns.timed(step, every, -(-job.steps // every) * every, trace=False)

@@ -28,7 +28,7 @@ from torch import Tensor
 import commlayer
 from commlayer.compress.fine import Fine
 from commlayer.frontend.group import transfer
-from commlayer.frontend.local import joining, local_steps
+from commlayer.frontend.local import grace, kept, local_steps
 from commlayer.frontend.local.arguments import CODECS
 from commlayer.frontend.local.fragment import fragments_of
 from commlayer.frontend.local.outer import PLAIN, Outer
@@ -81,6 +81,9 @@ class Plan:
     """Whether states travel in small pieces, one at a time."""
     kept: int = 8
     """A site that joins keeps at least so many outcomes; then it may make the others wait."""
+    quorum: int | None = None
+    away: tuple[tuple[int, int], ...] = ()
+    """Process, and the turn of a sync which its loop does not begin: it waits until that has begun without it."""
     waits: bool = False
     """Whether steps are long while a process that has asked does not train: so all join, also on a busy machine."""
 
@@ -111,6 +114,10 @@ class Report:
     """The turns of the syncs whose outcome came from another site, after a death."""
 
 
+AWAY_S = 2.0
+"""The longest wait of a loop that is away: the others may have died, or wait for it, as too many are away."""
+
+
 class Stopped(Exception):  # noqa: N818  # an error of a job
     pass
 
@@ -126,6 +133,7 @@ class Watched(Rounds):
         super().__init__(*given)
         self.ended: dict[int, Ended] = {}
         self.taken: list[int] = []
+        self._store: Any = ranks.store()  # a new connection takes seconds now and then
 
     def _begin(self, head: Any, difference: Tensor, *given: Any) -> None:
         number = self._living.party.own
@@ -133,17 +141,17 @@ class Watched(Rounds):
         torch.save(difference, writing)
         writing.rename(self.folder / f"{number} {head.turn}")
         super()._begin(head, difference, *given)
-        ranks.store().set(f"begun {head.turn}", "")
+        self._store.set(f"begun {head.turn}", "")
         for process, turn, after_s in self.plan.kills:
             if (process, turn) == (self.process, head.turn):
                 threading.Thread(target=_die, args=(after_s,), daemon=True).start()
 
-    def _ended(self, sync: Any) -> Any:
+    def _ended(self, sync: Any, **given: Any) -> Any:
         if (self.process, sync.head.turn) in self.plan.deaf:
             finish, sync.finish = sync.finish, lambda: _deaf(sync, finish)
-        ended, outcome, is_heard = super()._ended(sync)
+        ended, outcome, is_heard = super()._ended(sync, **given)
         samples = tuple(head.samples for head in outcome.heads)
-        counting = tuple(not head.is_listening for head in outcome.heads)
+        counting = tuple(not (head.is_listening or head.is_late) for head in outcome.heads)
         self.ended[ended.head.turn] = Ended(tuple(ended.ranks), samples, counting, outcome.is_rest)
         return ended, outcome, is_heard
 
@@ -202,8 +210,9 @@ def train(process: int, size: int, plan: Plan, folder: str) -> Report | str | No
         vars(transfer).update(PIECE_BYTES=1 << 16, IN_FLIGHT=1)
     if plan.last_piece is not None and plan.last_piece[0] == process:
         _die_in_transfer(plan.last_piece[1])
-    if plan.kept < joining.KEPT_LEAST:
-        vars(joining).update(KEPT_BYTES=0, KEPT_LEAST=plan.kept)
+    if plan.kept < kept.KEPT_LEAST:
+        vars(kept).update(KEPT_BYTES=0, KEPT_LEAST=plan.kept)
+    vars(grace).update(TURNS_LEAST=1, TIMES=0.0, STEPS=0, SECONDS_LEAST=0.02)
     model = Given(process if joins else 5)
     mean = torch.zeros(3 if plan.has_buffers else 0)
     model.register_buffer("mean", mean)
@@ -216,7 +225,8 @@ def train(process: int, size: int, plan: Plan, folder: str) -> Report | str | No
     samples = None if plan.weights is None else lambda: plan.weights[process]  # type: ignore[index]
     local = commlayer.LocalSteps(
         model, optimizer, plan.every, plan.fragments, plan.outer, plan.codec, samples, delay=plan.delay,
-        min_sites=plan.min_sites, buffers="average", uneven=plan.is_uneven, join=store if joins else None,
+        min_sites=plan.min_sites, buffers="average", uneven=plan.is_uneven, quorum=plan.quorum,
+        join=store if joins else None,
     )  # fmt: skip
     pauses = random.Random(f"{plan.seed} {process}")
     made = 0
@@ -231,6 +241,9 @@ def train(process: int, size: int, plan: Plan, folder: str) -> Report | str | No
                         store.wait([f"started {newcomer}"])  # on a busy machine, later than all steps without this
                 asked = SIZE + sum(turn < local.syncs for turn in plan.joins)
                 is_awaited = plan.waits and len(local.ranks) < asked
+                away_s = time.monotonic() + AWAY_S
+                while (process, local.syncs) in plan.away and time.monotonic() < away_s:
+                    time.sleep(0.002)
                 time.sleep(0.2 if is_awaited else pauses.uniform(0, plan.pauses_s[process]))
                 model.step(optimizer, process, made)
                 mean += 1 + process
@@ -272,7 +285,7 @@ def check(plan: Plan, **options: Any) -> dict[int, Report]:
         assert report.values == first.values, "two states"
         assert report.syncs.items() <= first.syncs.items(), "a sync that not all have applied"
         assert list(report.syncs) == list(first.syncs)[-len(report.syncs) :], "a sync that not all have applied"
-    shared = [values.double() for values in _fragments(Given().values(), plan)]
+    shared = [values.double() for values in by_fragment(Given().values(), plan)]
     momentum = [torch.zeros_like(values) for values in shared]
     outer = Outer(*plan.outer)
     numbers = {report.number: process for process, report in lived.items()}
@@ -288,14 +301,26 @@ def check(plan: Plan, **options: Any) -> dict[int, Report]:
                 counted[rank][at] += sent[rank, turn]
         shared[at] += (PLAIN if ended.is_rest else outer).change(average, momentum[at])
     limit = ERRORS[plan.codec] if plan.codec != "none" else 1e-5
-    for ours, theirs in zip(_fragments(torch.tensor(first.values)[: len(Given().values())], plan), shared, strict=True):
+    for ours, theirs in zip(
+        by_fragment(torch.tensor(first.values)[: len(Given().values())], plan), shared, strict=True
+    ):
         assert _apart(ours.double(), theirs) < limit, "the shared weights are not what the sites have sent"
     for number, parts in counted.items():
         process = numbers[number]
         if plan.outer == (1.0, 0.0) and plan.codec == "none" and (plan.weights is None or plan.weights[process]):
-            for ours, steps in zip(parts, _fragments(_made(process, lived[process].steps), plan), strict=True):
+            for ours, steps in zip(parts, by_fragment(_made(process, lived[process].steps), plan), strict=True):
                 assert _apart(ours, steps.double()) < 1e-4, f"a step of process {process} was lost, or counted twice"
     return lived
+
+
+def left_out(report: Report) -> list[tuple[int, int]]:
+    """(number, turn) of the sites that did not count in a sync."""
+    return [
+        (member, turn)
+        for turn, ended in report.syncs.items()
+        for member, counts in zip(ended.members, ended.counting, strict=True)
+        if not counts
+    ]
 
 
 def _apart(values: Tensor, others: Tensor) -> float:
@@ -312,7 +337,7 @@ def _made(rank: int, steps: int) -> Tensor:
     return model.values() - start
 
 
-def _fragments(values: Tensor, plan: Plan) -> list[Tensor]:
+def by_fragment(values: Tensor, plan: Plan) -> list[Tensor]:
     """These values of a model, by fragment."""
     model = Given()
     torch.nn.utils.vector_to_parameters(values, model.parameters())
@@ -361,14 +386,24 @@ def random_plan(seed: int) -> Plan:
     )
 
 
+def random_late_plan(seed: int) -> Plan:
+    """The same, and loops that are away for a turn or more."""
+    plan, draw = random_plan(seed), random.Random(f"{seed} away")
+    turns = range(1, plan.steps * plan.fragments // plan.every)
+    size = SIZE + len(plan.joins)
+    away = tuple((process, turn) for process in range(size) for turn in turns if draw.random() < 0.08)
+    return dataclasses.replace(plan, quorum=draw.choice([1, 2]), away=away)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=100)
     parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--late", action="store_true", help="some loops are late, and there is a quorum")
     given = parser.parse_args(arguments)
     found: Counter[str] = Counter()
     for seed in range(given.first, given.first + given.seeds):
-        plan = random_plan(seed)
+        plan = (random_late_plan if given.late else random_plan)(seed)
         lived = check(plan, environ=ranks.UDP if seed % 2 else None)
         here = Counter(
             kills=len(plan.kills),
@@ -376,6 +411,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             asked=len(plan.joins),
             joined=sum(process >= SIZE for process in lived),
             taken=sum(len(report.taken) for report in lived.values()),
+            late=len(left_out(next(iter(lived.values())))) if given.late else 0,
         )
         print(seed, dict(+here), flush=True)
         found += here

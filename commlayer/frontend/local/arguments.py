@@ -24,6 +24,20 @@ from .weights import BUFFERS, Weights
 CODECS = ("none", "bf16", "int8", "int4-int8")
 """The codecs of small error, with sums of 8 bits or more: see docs/local.md."""
 
+WITHOUT = {
+    "min_sites": ("a death ends the training", "end with the first of them that dies"),
+    "quorum": ("a site that is late is waited for", "do not agree on whether one of them is late"),
+}
+"""For errors: what happens without a number of sites, and why a site has one rank."""
+
+
+def check_kinds(*given: tuple[str, object, type, bool]) -> None:
+    """Raises ConfigError unless each argument of LocalSteps is of its kind: its name, its value, the class, and whether
+    it may be None."""
+    for name, value, kind, may_lack in given:
+        if not isinstance(value, kind) and not (may_lack and value is None):
+            raise ConfigError(f"LocalSteps({name}={value!r}): give a {kind.__name__}{', or None' * may_lack}")
+
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
@@ -41,6 +55,7 @@ class Arguments:
     policy: Policy | None
     min_sites: int | None
     uneven: bool
+    quorum: int | None
 
     def check(self, group: CommProcessGroup | None, site: Site) -> None:
         """Raises ConfigError for values out of range, or that the two groups cannot serve: that between the sites, if
@@ -68,7 +83,8 @@ class Arguments:
         if group is not None:
             self._check_groups(group, site)
             self._check_hosts(group)
-            self._check_min_sites(group, site)
+            self._check_number("min_sites", self.min_sites, group, site)
+            self._check_number("quorum", self.quorum, group, site)
 
     def _check_groups(self, group: CommProcessGroup, site: Site) -> None:
         """Raises ConfigError unless this rank alone is in both groups."""
@@ -93,19 +109,20 @@ class Arguments:
                 f"codec='none', or make one site of the ranks of a host (DistributedDataParallel)"
             )
 
-    def _check_min_sites(self, group: CommProcessGroup, site: Site) -> None:
-        """Raises ConfigError unless that many sites can go on after a death."""
-        if self.min_sites is None:
+    def _check_number(self, name: str, sites: int | None, group: CommProcessGroup, site: Site) -> None:
+        """Raises ConfigError unless that many sites can go on without the others."""
+        without, remedy = WITHOUT[name]
+        if sites is None:
             return
-        if not 1 <= whole(self.min_sites, -1) <= group.size():
+        if not 1 <= whole(sites, -1) <= group.size():
             raise ConfigError(
-                f"LocalSteps(min_sites={self.min_sites!r}): use a whole number, 1 to {group.size()}, the sites at the "
-                f"start; or None, with which a death ends the training"
+                f"LocalSteps({name}={sites!r}): use a whole number, 1 to {group.size()}, the sites at the start; or "
+                f"None, with which {without}"
             )
         if len(site.ranks) > 1:
             raise ConfigError(
-                f"LocalSteps(min_sites={self.min_sites}): sites of {len(site.ranks)} ranks end with the first of them "
-                f"that dies; use one rank per site, or leave min_sites out"
+                f"LocalSteps({name}={sites}): sites of {len(site.ranks)} ranks {remedy}; use one rank per site, or "
+                f"leave {name} out"
             )
 
     def turns(self, restored: Mapping[str, Any] | None = None) -> Turns | None:
@@ -129,7 +146,7 @@ class Arguments:
     @property
     def form(self) -> Form:
         """How fragments travel."""
-        return Form(self.codec, self.fine, self.samples is not None or self.uneven, self.uneven)
+        return Form(self.codec, self.fine, self.samples is not None or self.uneven, self.uneven, self.quorum)
 
     def settings(self, turns: Turns | None, weights: Weights, site: Site) -> dict[str, Any]:
         """What must be alike on all ranks, by name."""
@@ -142,6 +159,7 @@ class Arguments:
             "buffers": self.buffers,
             "samples": self.samples is not None,
             "uneven": self.uneven,
+            "quorum": self.quorum,
             "fine": [name for name, parameter in weights.parameters.items() if parameter in self.fine],
             "policy": dataclasses.asdict(policy_of(self.policy, site)),
         }

@@ -6,18 +6,13 @@ another site sends it the state of an earlier sync. Once that is here, it applie
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 
 from torch import Tensor
 
 from ..group.transfer import Transfers
+from .kept import Ended, Kept
 from .sync import Outcome
-
-KEPT_BYTES = 2 << 30
-"""So much of outcomes a site keeps (but `KEPT_LEAST` at least). Then it makes the others wait for it."""
-
-KEPT_LEAST = 8
 
 
 class Joining:
@@ -25,30 +20,27 @@ class Joining:
 
     def __init__(self, transfers: Transfers, load: Callable[[Tensor], int], apply: Callable[[Outcome], None]) -> None:
         self._transfers, self._load, self._apply = transfers, load, apply
-        self._kept: deque[tuple[int, Outcome]] = deque()
-        self._kept_bytes = 0
+        self._kept = Kept()
         self.is_loaded = False
         transfers.listen()
 
     def begin(self) -> None:
         """A state comes, from its beginning, which has all earlier syncs."""
-        self._kept.clear()
-        self._kept_bytes, self.is_loaded = 0, False
+        self._kept, self.is_loaded = Kept(), False
 
     @property
     def is_done(self) -> bool:
         """Whether this site has what all others have."""
         return self.is_loaded and not self._kept
 
-    def keep(self, turn: int, outcome: Outcome) -> None:
-        """The outcome of a sync, the latest one."""
-        self._kept.append((turn, outcome))
-        self._kept_bytes += outcome.average.nbytes
+    def keep(self, ended: Ended) -> None:
+        """The outcome of the latest sync."""
+        self._kept.add(ended)
 
     @property
     def is_full(self) -> bool:
         """Whether no more outcomes should come before the state."""
-        return not self.is_loaded and self._kept_bytes > KEPT_BYTES and len(self._kept) >= KEPT_LEAST
+        return not self.is_loaded and self._kept.is_full
 
     def catch_up(self, *, waits: bool = False) -> bool:
         """Does one thing that this site lacks; False: nothing can be done now. `waits`: first waits for a piece of the
@@ -59,10 +51,10 @@ class Joining:
             if state is None:
                 return waits and receiving is not None
             turn, self.is_loaded, self._transfers.receiving = self._load(state), True, None
-            while self._kept and self._kept[0][0] < turn:
-                self._kept.popleft()
+            while self._kept and self._kept.first.turn < turn:
+                self._kept.take()
         elif self._kept:
-            self._apply(self._kept.popleft()[1])
+            self._apply(self._kept.take().outcome)
         else:
             return False
         return True

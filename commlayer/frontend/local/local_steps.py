@@ -27,7 +27,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ...compress.codec import codec_of
 from ...compress.fine import Fine
-from ...config import Config, Policy, number, policy_of_groups
+from ...config import Config, Policy, number
 from ...errors import ConfigError
 from ...plans.codec import VALUE_BYTES
 from ..gradients.candidates import bytes_per_value
@@ -35,33 +35,21 @@ from ..gradients.disabled import refuse
 from ..group.backend import CommProcessGroup
 from ..group.options import NAME, Options
 from ..group.state import State
-from ..group.transfer import LEAST_CLASS
 from ..work.dynamo import untraced
-from .arguments import Arguments
+from .arguments import Arguments, check_kinds
 from .exact import ExactSteps
 from .exact_state import ExactState, policy_of
 from .living import DESCRIPTION, Living
 from .measured import Measured
-from .meeting import Introduction, is_on_all, meet
+from .meeting import REMEDIES, Introduction, is_on_all, meet
 from .rounds import FIELDS, Rounds
 from .site import Site, peers_of
+from .sync import policy_of_syncs
 from .turns import EVERY_MAX, Turns
 from .weights import Weights
 
-CLASS = LEAST_CLASS - 1
-"""The class of syncs: all else goes first, but the state for a site that joins."""
-
 RANK_IN_SITE = "rank in its site"
 """The setting that is alike between sites, and differs within one."""
-
-REMEDIES = {
-    "digests": "all sites start with the same weights; call torch.manual_seed with one number before the model is "
-    "made, or load one checkpoint on all ranks",
-    "model": "make the same model on all ranks",
-    "order of gradients": "restore checkpoints that all ranks saved after the same step",
-    "syncs": "restore checkpoints that all ranks saved after the same sync",
-}
-"""Advice for values that differ between the ranks."""
 
 log = logging.getLogger("commlayer")
 
@@ -91,7 +79,9 @@ class LocalSteps:
     own. `fine` selects parameters that travel in bf16; None: those with fewer than two dimensions. After the death of a
     site, once local steps have begun, the others go on without it, down to `min_sites` of them; None: they raise
     PeerLostError. `uneven`: a site begins a turn as soon as another one does, after as many steps as it has made by
-    then; sites count by their steps, or samples. End the loops of uneven sites by `trained`.
+    then; sites count by their steps, or samples. End the loops of uneven sites by `trained`. `quorum`: a site whose
+    loop is late is left out of a sync after a measured grace, while at least so many sites count in it; its steps are
+    sent later. None: the others wait for it.
 
     `join` is the Store of a job that trains with `min_sites` and the same arguments: this process, which has no WORLD,
     becomes one more site. `with` begins once it has the shared weights; `steps` and `trained` are then those of the
@@ -127,10 +117,11 @@ class LocalSteps:
         policy: Policy | None = None,
         min_sites: int | None = None,
         uneven: bool = False,
+        quorum: int | None = None,
         schedule: LRScheduler | None = None,
         join: dist.Store | None = None,
     ) -> None:
-        for name, given, kind, may_lack in (
+        check_kinds(
             ("model", model, nn.Module, False),
             ("optimizer", optimizer, Optimizer, False),
             ("group", group, dist.ProcessGroup, True),
@@ -138,14 +129,24 @@ class LocalSteps:
             ("policy", policy, Policy, True),
             ("schedule", schedule, LRScheduler, True),
             ("join", join, dist.Store, True),
-        ):
-            if not isinstance(given, kind) and not (may_lack and given is None):
-                raise ConfigError(f"LocalSteps({name}={given!r}): give a {kind.__name__}{', or None' * may_lack}")
+        )
         self._model, self._optimizer = model, optimizer
         self._given_group = group
         fine = fine or Fine()
         self._given = Arguments(
-            every, fragments, delay, outer, codec, samples, exact_steps, buffers, fine, policy, min_sites, uneven
+            every,
+            fragments,
+            delay,
+            outer,
+            codec,
+            samples,
+            exact_steps,
+            buffers,
+            fine,
+            policy,
+            min_sites,
+            uneven,
+            quorum,
         )
         self._schedule, self._store = schedule, join
         self._restored: dict[str, Any] | None = None
@@ -189,7 +190,7 @@ class LocalSteps:
         made = dist.new_group(
             ranks,
             backend=NAME,
-            pg_options=Options(_policy_of_syncs()),
+            pg_options=Options(policy_of_syncs()),
             timeout=given.timeout if isinstance(given, CommProcessGroup) else None,
             use_local_synchronization=True,
             group_desc=DESCRIPTION,
@@ -237,7 +238,7 @@ class LocalSteps:
             self._state.follow(course, steps)
             rounds.listen(self._silence_s)
 
-        Living.join(store, self._joined_settings(), given.min_sites, _policy_of_syncs(), self._silence_s, begin)
+        Living.join(store, self._joined_settings(), given.min_sites, policy_of_syncs(), self._silence_s, begin)
 
     def _open(self, rounds: Rounds, living: Living) -> None:
         """Local steps begin."""
@@ -256,7 +257,7 @@ class LocalSteps:
             **self._state.settings(),
             **self._given.settings(self._given.turns(), self._weights, self._site),
             "frozen": self._weights.fixed_digests(),
-            "policy of syncs": dataclasses.asdict(_policy_of_syncs()),
+            "policy of syncs": dataclasses.asdict(policy_of_syncs()),
         }
 
     @property
@@ -319,6 +320,8 @@ class LocalSteps:
             raise
         finally:
             if error is not None and not is_on_all(error):
+                if self._rounds is not None:
+                    self._rounds.close()  # its thread would go on with syncs
                 living.withdraw()
                 exact.abort()
                 self._site.abort(error)
@@ -417,6 +420,13 @@ class LocalSteps:
         ranks after the same sync. Exact steps are left out."""
         return 0.0 if self._rounds is None else self._rounds.shared.trained
 
+    def passed(self, samples: float) -> bool:
+        """Whether `trained` has passed a multiple of `samples` in the last step: on all ranks after the same sync, so
+        that they can save there. Call it after each step, from the first one on."""
+        if not samples > 0:
+            raise ConfigError(f"LocalSteps.passed({samples!r}): give a number of samples above 0")
+        return self._rounds is not None and self._rounds.passed(samples)
+
     @property
     def ranks(self) -> list[int]:
         """The ranks of the group whose sites train, the same on all of them after the same sync: without those that
@@ -491,11 +501,9 @@ class LocalSteps:
             f"{outer.lr:g} and Nesterov momentum {outer.momentum:g}; {exact.steps} exact steps, {rounds.steps} local "
             f"steps and {rounds.syncs} syncs so far"
         )
+        if rounds.stand_in is not None:
+            lines.append(str(rounds.stand_in))
         return "\n".join(lines)
-
-
-def _policy_of_syncs() -> Policy:
-    return dataclasses.replace(policy_of_groups(Config.from_environment()), priority=CLASS)
 
 
 def _refuse_load(*_: Any) -> None:

@@ -11,6 +11,15 @@ import torch.distributed as dist
 from ...errors import CommError, ConfigError
 from ..work.odd import odd_ones, usual
 
+REMEDIES = {
+    "digests": "all sites start with the same weights; call torch.manual_seed with one number before the model is "
+    "made, or load one checkpoint on all ranks",
+    "model": "make the same model on all ranks",
+    "order of gradients": "restore checkpoints that all ranks saved after the same step",
+    "syncs": "restore checkpoints that all ranks saved after the same sync",
+}
+"""Advice for values that differ between the ranks."""
+
 
 @dataclasses.dataclass
 class Introduction:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch._C._distributed_c10d import BroadcastOptions
 from torch.utils._pytree import tree_map
 
 from ...compress.codec import FINE, codec_of
@@ -19,17 +19,22 @@ from ...errors import ClosedError
 from ..group.packing import Packing, unpack
 from ..group.told import told_by_all
 from ..group.transfer import Transfers
+from . import tally
 from .bell import Bell
 from .joining import Joining
+from .kept import Ended, Kept
 from .living import LOST, Living
 from .outer import Outer
+from .report import Report, outcome_of
 from .shared import Shared
 from .site import Site
+from .stand_in import StandIn
 from .sync import Head, Outcome, Sync, finite
+from .tally import Tally
 from .turns import Turns
 from .weights import Weights
 
-FIELDS = ("sizes", "shared", "momentum", "steps", "syncs", "since", "counts", "weighed", "buffers", "sync")
+FIELDS = ("sizes", "shared", "momentum", "steps", "syncs", *tally.FIELDS, "buffers", "sync")
 """The names in a saved state."""
 
 PAUSE_S = 0.001
@@ -45,20 +50,8 @@ class Form(NamedTuple):
     """Whether sites count by their samples."""
     is_uneven: bool = False
     """Whether a site begins a turn as soon as another one does."""
-
-
-class Report(NamedTuple):
-    """What the sites tell each other in a new group."""
-
-    ended: int
-    """Syncs that have ended there; -1: it has just come."""
-    last: tuple[Sequence[Head], bool] | None
-    """Heads and `is_rest` of the last one."""
-    lacks: bool
-    """Whether it lacks the state."""
-    is_listening: bool
-    transfers: Mapping[str, Any]
-    """As of `Transfers.report`."""
+    quorum: int | None = None
+    """The sites that must count in a sync, at least; None: all that live."""
 
 
 class Rounds:
@@ -72,15 +65,21 @@ class Rounds:
         """Local steps of this rank, including those before a checkpoint."""
         self.syncs = 0
         """Syncs that this rank has begun."""
-        self._since = [0] * turns.fragments  # local steps since the last sync, by fragment
-        self._counts = [0.0] * turns.fragments  # samples since the last sync, by fragment
-        self._weighed = [0.0] * turns.fragments  # samples that the last sync had, by fragment
+        self._since = 0  # local steps since the latest turn began
+        self._tally = Tally(turns.fragments)
         self._sync: Sync | None = None
+        self._kept = Kept()  # what the model lacks
+        self._before = 0.0  # `trained` before the last step
+        self.mark = math.inf
+        """See `passed`."""
+        self.is_behind = False
+        """Whether the loop was late once: since then it begins turns as an uneven site does."""
         self.course: Callable[[], Mapping[str, Any]] = dict
         """Tells a site that joins what it needs beside the shared weights, in Python's own types and tensors."""
         self._told: tuple[Mapping[str, Any], int] = {}, 0  # by another site, with its steps
         self._last: Outcome | None = None  # of the last sync, for sites that lack it after a death
         self._bell: Bell | None = None
+        self.stand_in: StandIn | None = None
         self._transfers = Transfers(self._pack)
         self._joining: Joining | None = None
         """What this site lacks of the training that it joins; None: nothing."""
@@ -89,39 +88,65 @@ class Rounds:
 
     def listen(self, silence_s: float) -> None:
         """Before the first step: from now on, turns that other sites begin are heard."""
-        if self._form.is_uneven:
-            self._bell = Bell(self._living.store, self.syncs, silence_s)
+        if self._form.quorum is not None:
+            self.stand_in = StandIn(self, self._form.quorum)
+        if self._form.is_uneven or self.stand_in is not None:
+            then = None if self.stand_in is None else self.stand_in.look
+            self._bell = Bell(self._living.store, self.syncs, silence_s, then)
 
     def close(self) -> None:
         """Ends the thread that listens. Idempotent."""
         if self._bell is not None:
             self._bell.close()
 
+    def _loop(self, *, is_step: bool = False) -> contextlib.AbstractContextManager[None]:
+        """A context in which the loop, and no thread on its behalf, begins and ends syncs."""
+        return contextlib.nullcontext() if self.stand_in is None else self.stand_in.loop(is_step=is_step)
+
     def step(self, samples: float) -> None:
         """A local step was made, with so many samples of this site. Applies a sync that is due, then begins one."""
+        with self._loop(is_step=True):
+            self._step(samples)
+
+    def _step(self, samples: float) -> None:
         self.steps += 1
+        self._since += 1
+        self._before = self.shared.trained
         self._pump()
-        for at in range(self.turns.fragments):
-            self._since[at] += 1
-            self._counts[at] += samples
-        if self._sync is not None:
-            self._sync.age += 1
-            if self._sync.age >= self.turns.delay:
-                self._finish()
+        self._tally.add(samples)
+        if self._is_to_apply():
+            self._finish()
+            if self._kept:
+                return  # a checkpoint comes first
         if self._is_due():
             self._finish()
+            if self._kept:
+                return  # the same; the thread takes part in this turn
             self._start()
             if not self.turns.delay:
                 self._finish()
 
+    def _is_to_apply(self) -> bool:
+        """One step later: whether the oldest sync that the model lacks is `delay` steps old, or not the only one."""
+        oldest = self._kept.first if self._kept else self._sync
+        if oldest is None:
+            return False
+        oldest.age += 1
+        return oldest.age >= self.turns.delay or len(self._kept) + self.is_flying > 1
+
     def _is_due(self) -> bool:
         """Whether the next turn begins now: after as many steps of this site; of uneven sites, of the fastest."""
-        if self._bell is None:
+        if self._bell is None or not (self._form.is_uneven or self.is_behind):
             return self.turns.begins(self.steps)
-        latest = self.turns.fragment(self.syncs - 1)
-        if self._since[latest] >= self.turns.length(self.syncs):
+        if self._since >= self.turns.length(self.syncs):
             return True
         return bool(self._site.largest([self._bell.rung(self.syncs)])[0])  # its ranks hear the bell at several times
+
+    def passed(self, samples: float) -> bool:
+        """Whether `trained` has passed a multiple of this in the last step. From the first call on, a step passes one
+        at most: all sites save the state after the same sync, also one that has to apply several."""
+        self.mark = samples
+        return self._before // samples < self.shared.trained // samples
 
     def leave(self) -> None:
         """Makes the last syncs, and gives the model the shared weights.
@@ -130,15 +155,17 @@ class Rounds:
         is sent once more. A site that dies after that is not missed, but those that live make sure that all have the
         last sync.
         """
-        self._finish()
-        together = 0
-        while together < self.turns.fragments:
-            self._start(is_leaving=True)
-            heads = self._finish()
-            together = together + 1 if all(head.is_leaving for head in heads) else 0
-        if self._living.goes_on:
-            self._close()
-        self.shared.put()
+        self.mark = math.inf
+        with self._loop():
+            self._finish()
+            together = 0
+            while together < self.turns.fragments:
+                self._start(is_leaving=True)
+                heads = self._finish()
+                together = together + 1 if all(head.is_leaving for head in heads) else 0
+            if self._living.goes_on:
+                self._close()
+            self.shared.put()
 
     def _close(self) -> None:
         """Returns once all sites that live have made the last sync."""
@@ -154,24 +181,23 @@ class Rounds:
     def _start(self, *, is_leaving: bool = False) -> None:
         """Begins the next sync."""
         if self._bell is not None:
+            if self.stand_in is not None:
+                self.stand_in.grace.began(self._bell.late_s(self.syncs))
             self._bell.ring(self.syncs)
         self._weights.check_unchanged(self._living.group.who)
         at = self.turns.fragment(self.syncs)
         fragment = self.shared.fragments[at]
         difference = fragment.weights().sub_(fragment.shared)
-        if self._since[at]:
-            self._weighed[at] = self._counts[at]
-        samples = self._weighed[at]  # without a step, what is left has the weight that it had
-        self._is_listening = self._is_listening and not self._since[at]
+        steps, samples = self._tally.take(at)
+        self._is_listening = self._is_listening and not steps
         digest = 0 if self._joining is not None else fragment.digest()
         invites = not is_leaving and self._living.invite()
-        head = Head(self.syncs, digest, finite(difference), is_leaving, self._since[at], samples)
+        head = Head(self.syncs, digest, finite(difference), is_leaving, steps, samples)
         head = head._replace(is_listening=self._is_listening, invites=invites)
         is_last = at == self.turns.fragments - 1
         buffers = self._site.average(self._weights.flat_buffers()) if is_last else torch.zeros(0)
         self._begin(head, difference, torch.zeros_like(buffers) if self._is_listening else buffers)
-        self.syncs += 1
-        self._since[at], self._counts[at] = 0, 0.0
+        self.syncs, self._since = self.syncs + 1, 0
 
     def _begin(self, head: Head, difference: torch.Tensor, buffers: torch.Tensor, age: int = 0) -> None:
         pair = codec_of(self._form.codec).pair
@@ -188,18 +214,30 @@ class Rounds:
         return self._living.members, bool(self._living.listening)
 
     def _finish(self) -> Sequence[Head]:
-        """Waits for the sync in flight, if there is one, and applies it: x += (G' - G) - q."""
+        """Waits for the sync in flight, if there is one, and applies all that the model lacks."""
+        heads = self.conclude()
+        while self._kept:
+            self._transfers.finish_packing()
+            ended, before = self._kept.take(), self.shared.trained
+            self.shared.apply(ended.outcome, ended.counted)
+            if before // self.mark < self.shared.trained // self.mark:
+                break
+        return heads
+
+    def conclude(self, *, is_loop: bool = True) -> Sequence[Head]:
+        """Waits for the sync in flight, if there is one, and keeps what it means for the model. Returns all heads."""
         if self._sync is None:
             return ()
         sync, self._sync = self._sync, None
-        sync, outcome, is_heard = self._site.agreed(lambda: self._ended(sync))
+        sync, outcome, is_heard = self._site.agreed(lambda: self._ended(sync, pumps=is_loop))
         turn, counted = sync.head.turn, sync.counted()
-        self._transfers.finish_packing()
         if self._joining is None:
-            self.shared.apply(outcome, counted)
+            own = None if sync.head.is_late else sync
+            self._kept.add(Ended(turn, outcome, counted if own or counted.any() else 0.0, own, sync.age))
         else:
+            self._transfers.finish_packing()
             self.shared.fragments[self.turns.fragment(turn)].add(counted.neg_())
-            self._joining.keep(turn, outcome)
+            self._joining.keep(Ended(turn, outcome))
         if self._living.goes_on:
             self._last = outcome
         if is_heard and self._living.listening:
@@ -210,12 +248,48 @@ class Rounds:
             self._living.regroup(None, functools.partial(self._meet, None))
         return outcome.heads
 
+    # ---- a loop that is late ----------------------------------------------------------------------------------------
+
+    @property
+    def is_flying(self) -> bool:
+        """Whether a sync is in flight."""
+        return self._sync is not None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether a sync is in flight for which nobody has to wait."""
+        return self._sync is not None and self._sync.is_done
+
+    @property
+    def may_keep(self) -> bool:
+        """Whether there is room for one more outcome."""
+        return not self._kept.is_full
+
+    @property
+    def sites(self) -> int:
+        """Those that may count in a sync."""
+        return len(self._living.ranks)
+
+    @property
+    def timeout_s(self) -> float:
+        """That of a sync."""
+        return self._living.group.timeout.total_seconds()
+
+    def start_late(self) -> None:
+        """On behalf of the loop, begins the next sync: the site counts nothing, and its change stays in its weights."""
+        difference, buffers = (values.zero_() for values in self.shared.like(self.syncs))
+        fragment = self.shared.fragments[self.turns.fragment(self.syncs)]
+        digest = 0 if self._kept else fragment.digest()
+        head = Head(self.syncs, digest, True, False, 0, 0.0, self._is_listening, is_late=True)
+        self._begin(head, difference, buffers)
+        self.syncs, self._since, self.is_behind = self.syncs + 1, 0, True
+
     # ---- after a death ----------------------------------------------------------------------------------------------
 
-    def _ended(self, sync: Sync) -> tuple[Sync, Outcome, bool]:
+    def _ended(self, sync: Sync, *, pumps: bool = True) -> tuple[Sync, Outcome, bool]:
         """Waits for a sync. After a death the sites that live apply it if one of them has its outcome; else they send
         it again, each the same values. Returns the sync that has ended, its outcome, and whether it ended here, in the
-        present group."""
+        present group. `pumps`: keeps states on their way meanwhile."""
         while True:
             try:
                 if sync.group is not self._living.group:
@@ -224,7 +298,7 @@ class Rounds:
                     group = self._living.group
                     sync = dataclasses.replace(sync, group=group, head=head, ranks=ranks, has_listeners=has_listeners)
                     sync.start()
-                while self._is_busy and not sync.is_done:
+                while pumps and self._is_busy and not sync.is_done:
                     if not self._pump():
                         time.sleep(PAUSE_S)
                 return sync, sync.finish(), True
@@ -255,7 +329,7 @@ class Rounds:
         reports: dict[int, Report] = dict(zip(members, told, strict=True))
         self._living.hear({member for member, each in reports.items() if each.is_listening})
         most = max(each.ended for each in told)
-        outcome = self._from_another(most, told) if any(0 <= each.ended < most for each in told) else None
+        outcome = outcome_of(group, told, self._last, lambda: self.shared.like(most - 1))
         if own.ended < 0:
             self.syncs = most
         lacking = {member for member, each in reports.items() if each.lacks}
@@ -266,24 +340,6 @@ class Rounds:
             if is_new and self._joining is not None:
                 self._joining.begin()
         return outcome
-
-    def _from_another(self, most: int, told: Sequence[Report]) -> Outcome | None:
-        """The outcome of sync `most` - 1, which some sites lack, and one of those that have it sends to all. None here,
-        if this site has it, or lacks more than that."""
-        options = BroadcastOptions()
-        options.rootRank = next(rank for rank, each in enumerate(told) if each.ended == most)
-        outcome, own = self._last, told[self._living.group.rank()].ended
-        if own < most:
-            last = told[options.rootRank].last
-            assert last is not None  # noqa: S101  # a site that has ended a sync keeps its outcome
-            heads, is_rest = last
-            average, buffers = self.shared.like(most - 1)
-            outcome = Outcome(list(heads), average, is_rest, buffers)
-        assert outcome is not None  # noqa: S101  # for mypy
-        for values in (outcome.average, outcome.buffers):
-            if len(values):
-                self._living.group.broadcast([values], options).wait()
-        return outcome if 0 <= own < most else None
 
     # ---- a site that joins -----------------------------------------------------------------------------------------
 
@@ -316,7 +372,8 @@ class Rounds:
         """Keeps states on their way; whether this site has got on. The sync, too, finds a site that has died. `waits`:
         first waits for a piece."""
         with contextlib.suppress(*LOST):
-            self._transfers.pack()
+            if not self._kept:  # else it would lack the outcomes that a site which joins does not keep
+                self._transfers.pack()
             self._transfers.send()
             return self._joining is not None and self._joining.catch_up(waits=waits)
         return False
@@ -339,29 +396,36 @@ class Rounds:
     # ---- state ------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's state. A sync in flight is saved as this rank's part of it."""
-        sync = self._sync
-        flying: dict[str, Any] | None = None
-        if sync is not None:
-            flying = {"difference": sync.difference.clone(), "buffers": sync.buffers.clone()}
-            flying |= {"head": list(sync.head), "age": sync.age}
-        return {
-            **tree_map(lambda each: each.clone() if isinstance(each, torch.Tensor) else each, self.shared.state()),
-            "steps": self.steps,
-            "syncs": self.syncs,
-            "since": list(self._since),
-            "counts": list(self._counts),
-            "weighed": list(self._weighed),
-            "sync": flying,
-        }
+        """This rank's state, as of the syncs in the model. This rank's part of a sync after them is saved, too, whether
+        it is in flight or has ended."""
+        with self._loop():
+            sync = self._kept.first.own if self._kept else self._sync
+            if sync is not None and sync.head.is_late:
+                sync = None
+            flying: dict[str, Any] | None = None
+            if sync is not None:
+                flying = {"difference": sync.difference.clone(), "buffers": sync.buffers.clone()}
+                flying |= {"head": list(sync.head), "age": self._kept.first.age if self._kept else sync.age}
+            return {
+                **tree_map(lambda each: each.clone() if isinstance(each, torch.Tensor) else each, self.shared.state()),
+                "steps": self.steps,
+                "syncs": self.shared.syncs + (flying is not None),
+                "is_behind": self.is_behind,
+                "turn_steps": self._since,
+                **self._tally.state(),
+                "sync": flying,
+            }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Takes over the value of `state_dict`, before the first step. Raises ConfigError for that of another model."""
-        self.steps, self.syncs = state["steps"], state["syncs"]
+        self.steps, self.syncs, self.is_behind = state["steps"], state["syncs"], state.get("is_behind", False)
         self.shared.restore(state, self.syncs - (state["sync"] is not None))
-        self._since, self._counts, self._weighed = (list(state[name]) for name in ("since", "counts", "weighed"))
+        self._tally.restore(state)
+        self._since = state.get("turn_steps", self._tally.steps[self.turns.fragment(self.syncs - 1)])
 
     def resume(self, flying: Mapping[str, Any]) -> None:
         """Sends this rank's part of a saved sync again, which no rank has applied."""
         head = Head(*flying["head"])._replace(is_listening=False, invites=False)
+        if self._bell is not None:
+            self._bell.ring(head.turn)  # others may not have begun it when they saved
         self._begin(head, flying["difference"].clone(), flying["buffers"].clone(), flying["age"])

@@ -13,13 +13,23 @@ from torch import Tensor
 from torch._C._distributed_c10d import AllreduceOptions, Work
 
 from ...compress.codec import CodecPair
+from ...config import Config, Policy, policy_of_groups
 from ...errors import CommError, ConfigError
 from ..gradients.commit import is_finite
 from ..group.backend import CommProcessGroup
+from ..group.transfer import LEAST_CLASS
 from ..work.context import labelled
 from ..work.odd import odd_ones
 from .fragment import Part
 from .meeting import on_all
+
+CLASS = LEAST_CLASS - 1
+"""The class of syncs: all else goes first, but the state for a site that joins."""
+
+
+def policy_of_syncs() -> Policy:
+    """That of the group in which sites exchange fragments."""
+    return dataclasses.replace(policy_of_groups(Config.from_environment()), priority=CLASS)
 
 
 class Head(NamedTuple):
@@ -40,6 +50,8 @@ class Head(NamedTuple):
     """Whether it has joined, and has made no step yet: it counts nothing."""
     invites: bool = False
     """Whether sites wait that join after this sync."""
+    is_late: bool = False
+    """Whether its loop has not come, so that it counts nothing."""
 
 
 class Outcome(NamedTuple):
@@ -120,9 +132,11 @@ class Sync:
             work.wait()
         heads = [_head(values) for values in self._heads.tolist()]
         self._check(heads)
-        counting = [head.samples if self.is_weighted else 1.0 for head in heads if not head.is_listening]
-        total = sum(counting) if self._is_sum else 1.0
-        total = total or 1.0  # nobody has samples: all values are 0
+        counting = [head for head in heads if not (head.is_listening or head.is_late)]
+        total = sum(head.samples if self.is_weighted else 1.0 for head in counting)
+        if not self._is_sum:
+            total /= len(heads)  # 1, unless some are late
+        total = total or 1.0  # nobody counts, or has samples: all values are 0
         is_rest = not any(head.steps for head in heads)
         return Outcome(heads, self._target / total, is_rest, self._averages / total)
 

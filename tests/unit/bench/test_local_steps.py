@@ -10,13 +10,17 @@ from bench.local_steps import (
     ALONE,
     AUTO,
     EQUAL,
+    LEVEL,
     LOCAL_AUTO,
     LOCAL_CODEC,
+    QUORUM,
     STATE,
     UNEVEN,
+    WAITING,
     best_gloo,
     jobs_of,
     jobs_of_speeds,
+    jobs_of_stalls,
     jobs_of_two,
     percentile,
     table,
@@ -90,6 +94,17 @@ def test_uneven_sites_are_compared_with_equal_steps() -> None:
     assert row_of(text, UNEVEN)[1:4] == ["62.5", "62.5 to 62.5", "1.75"]
     assert row_of(text, EQUAL)[3] == "1.00"
     assert "The limit is 1.75." in text
+
+
+def test_sites_without_stalls_are_compared_with_a_level_job() -> None:
+    found = network([])
+    for job, step_s, own in zip(jobs_of_stalls(), (0.016, 0.024, 0.017), (0.25, 0.25, 0.26), strict=True):
+        found["runs"] += [{**log(job, step_s, 24), "own": own, "step_s": [step_s]} for _ in range(2)]
+    text = table({"stalls": found}, {})
+    assert row_of(text, LEVEL)[1:4] == ["64.0", "64.0 to 64.0", "100.0%"]
+    assert row_of(text, WAITING)[3] == "66.7%"
+    assert row_of(text, QUORUM)[3:6] == ["97.9%", "58.8", "26.0%"]
+    assert "one site sleeps for 2 s more" in text
 
 
 def test_gloo_is_the_one_that_averages_gradients() -> None:

@@ -1,0 +1,99 @@
+"""`StandIn`: takes part in syncs on behalf of a loop that is late, so that the other sites need not wait for it.
+
+The process of the site is alive: only its loop does not come to `step()`, as its data or its disk are slow. After a
+grace the thread of the bell begins the sync. The site counts nothing in it, and its change stays in its weights. The
+thread touches none of the model's tensors: the loop applies what has come at its next step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from .bell import Bell
+from .grace import Grace
+
+if TYPE_CHECKING:
+    from .rounds import Rounds
+
+log = logging.getLogger("commlayer")
+
+
+class StandIn:
+    """That of the loop of `rounds`. At least `quorum` sites count in each sync. One lock decides whether the loop or
+    the thread begins or ends one."""
+
+    def __init__(self, rounds: Rounds, quorum: int) -> None:
+        self._rounds, self._quorum = rounds, quorum
+        self._lock = threading.Lock()
+        self.grace = Grace()
+        self.syncs = 0
+        """Those that were begun on behalf of the loop."""
+        self._is_acting = False  # since the loop's latest step
+        self._refused = -1  # the latest turn in which too many other sites are late
+        self._all_leave = False  # all other sites but those that are late
+        self._failure: BaseException | None = None
+
+    def __str__(self) -> str:
+        grace_s = self.grace.seconds
+        known = "a grace that is not known yet" if grace_s is None else f"a grace of {grace_s:.2f} s"
+        return f"this site was left out of {self.syncs} syncs, after {known}; at least {self._quorum} count in each"
+
+    @contextlib.contextmanager
+    def loop(self, *, is_step: bool = False) -> Iterator[None]:
+        """A context in which the loop begins and ends syncs. Raises the error that the thread has found."""
+        with self._lock:
+            if self._failure is not None:
+                raise self._failure
+            self._is_acting = self._all_leave = False
+            if is_step:
+                self.grace.came(time.monotonic())
+            yield
+            if is_step:
+                self.grace.left(time.monotonic())
+
+    def look(self, bell: Bell, store: Any) -> None:
+        """Acts, if the loop is late. For the thread of the bell, with its connection to the Store."""
+        if self._failure is not None or not self._lock.acquire(blocking=False):
+            return  # the loop is in `step()`
+        try:
+            grace_s, away_s = self.grace.seconds, time.monotonic() - self.grace.left_s
+            if grace_s is not None and away_s < self._rounds.timeout_s:  # else it hangs, and the others shall find it
+                self._act(bell, store, 0.0 if self._is_acting else grace_s, away_s)
+        except BaseException as error:
+            self._failure = error  # the loop raises it
+        finally:
+            self._lock.release()
+
+    def _act(self, bell: Bell, store: Any, patience_s: float, away_s: float) -> None:
+        """The others may need a sync that this site has begun: after a death, and before a site joins."""
+        rounds, turn = self._rounds, self._rounds.syncs
+        is_late = bell.rung(turn) and bell.late_s(turn) >= patience_s
+        if rounds.has_ended and (is_late or away_s >= patience_s):
+            self._all_leave = all(head.is_leaving or head.is_late for head in rounds.conclude(is_loop=False))
+        if is_late and not rounds.is_flying and not self._all_leave and rounds.may_keep and self._granted(store, turn):
+            if not self._is_acting:
+                log.warning(
+                    "LocalSteps: the loop of this site is late by %.2f s: it counts nothing from sync %d on, until it "
+                    "makes its next step",
+                    bell.late_s(turn),
+                    turn,
+                )
+            rounds.start_late()
+            self.syncs, self._is_acting = self.syncs + 1, True
+
+    def _granted(self, store: Any, turn: int) -> bool:
+        """Whether enough other sites count in this sync: the first that ask are those that may be left out."""
+        most = self._rounds.sites - self._quorum
+        if most < 1 or self._refused == turn:
+            return False
+        try:
+            is_granted = bool(store.add(f"late {turn}", 1) <= most)
+        except RuntimeError:  # the Store is gone, as the bell will notice
+            return False
+        self._refused = -1 if is_granted else turn
+        return is_granted

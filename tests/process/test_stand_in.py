@@ -1,0 +1,253 @@
+"""`LocalSteps(quorum=...)`: a site whose loop is late is left out of a sync, and none of its steps is lost."""
+
+from __future__ import annotations
+
+import copy
+import threading
+import time
+from collections.abc import Callable, Collection
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+import commlayer
+from commlayer.frontend.local import grace, kept
+from tests import ranks
+from tests.process import local_deaths
+from tests.process.local_deaths import Plan, by_fragment, check, left_out
+from tests.process.test_local_errors import Stopped, check_refused, run
+from tests.process.test_local_steps import Given, Net, equal_on_all, train
+from tests.world import until
+
+IN_ORDER = {**ranks.NETWORK, "COMMLAYER_DETERMINISTIC": "1"}
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"codec": "int4-int8", "outer": (0.7, 0.6)},
+        {"weights": (1, 2, 0, 3)},
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ({"is_uneven": True}, {"delay": 0}, {"delay": 1})),
+    ],
+    ids=str,
+)
+def test_sites_that_are_late_lose_no_step(more: dict[str, Any]) -> None:
+    """One is late in a sync, another in several in a row, and two at once; on a busy machine others, too. `check` adds
+    up what all have sent."""
+    away = ((1, 2), (2, 4), (2, 5), (2, 6), (1, 8), (3, 8))
+    found = check(Plan(quorum=1, away=away, has_buffers=True, steps=28, **more), environ=ranks.UDP)
+    assert len(found) == 4
+    assert set(away) <= set(left_out(found[0]))
+
+
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_drawn_programs(seed: int) -> None:
+    """With sites that die, join and are late."""
+    check(local_deaths.random_late_plan(7000 + seed), environ=ranks.UDP)
+
+
+def test_no_more_sites_are_late_than_the_quorum_permits() -> None:
+    found = check(Plan(quorum=3, away=((1, 3), (2, 3), (3, 3)), steps=12), environ=ranks.UDP)
+    assert len([site for site, turn in left_out(found[0]) if turn == 3]) == 1
+
+
+def test_a_site_dies_while_another_one_is_late() -> None:
+    """Its thread comes to the meeting of those that live."""
+    found = check(Plan(quorum=1, away=((1, 3), (1, 4)), kills=((2, 3, 0.0),)), environ=ranks.UDP)
+    assert sorted(found) == [0, 1, 3]
+    assert (1, 3) in left_out(found[0])
+
+
+@pytest.mark.slow
+def test_a_site_joins_while_another_one_is_late() -> None:
+    found = check(Plan(quorum=1, away=((1, 4), (1, 5), (1, 6)), joins=(1,), waits=True, steps=40), environ=ranks.UDP)
+    assert found[4].number == 4
+    assert any(site == 1 for site, _ in left_out(found[0]))
+
+
+def local_of(model: Any, momentum: float = 0.9, **given: Any) -> commlayer.LocalSteps:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=momentum)
+    return commlayer.LocalSteps(model, optimizer, **{"every": 4, "fragments": 2, "outer": (0.7, 0.6), **given})
+
+
+@pytest.mark.parametrize("delay", [0, 2])
+@ranks.on(3, ranks.run_job, environ=IN_ORDER)
+def test_a_level_job_has_the_bits_of_one_without_a_quorum(rank: int, size: int, delay: int) -> None:
+    """The grace is long, so that no site is late on a busy machine."""
+    vars(grace).update(SECONDS_LEAST=30.0)
+    found = []
+    for quorum in (None, 1):
+        with local_of(model := Given(), delay=delay, quorum=quorum) as local:
+            for step in range(40):
+                model.step(local._optimizer, rank, step)
+            assert quorum is None or "left out of 0 syncs" in local.explain()
+        found.append(model.values())
+    assert torch.equal(*found)
+
+
+def away(local: commlayer.LocalSteps, turns: Collection[int]) -> None:
+    """The loop does not come until these turns have begun without it."""
+    until(lambda: local.syncs not in turns)
+
+
+def quick() -> None:
+    vars(grace).update(TURNS_LEAST=1, TIMES=0.0, STEPS=0, SECONDS_LEAST=0.02)
+
+
+def sent(
+    rank: int, local: commlayer.LocalSteps, model: Given, steps: range, *, early: bool = False
+) -> tuple[dict[str, Any], Tensor, Tensor]:
+    """Trains, and saves after the sync with which `trained` passes 24; `early`: when the third sync has begun, on rank
+    1 after its thread has begun more. Returns what was saved, the sum of this site's steps, and that of its changes
+    that were counted."""
+    total, saved = torch.zeros_like(model.values()), dict[str, Any]()
+    counted = by_fragment(total, Plan(fragments=2))
+    with local:
+        shared = local._rounds.shared  # type: ignore[union-attr]  # steps are local from the first one on
+        apply = shared.apply
+
+        def watched(outcome: Any, own: Any = 0.0) -> None:
+            counted[shared.syncs % 2] += own
+            apply(outcome, own)
+
+        shared.apply = watched  # type: ignore[method-assign]
+
+        def state(step: int) -> dict[str, Any]:
+            own = {"model": model.state_dict(), "local": local.state_dict(), "step": step, "trained": local.trained}
+            return copy.deepcopy({**own, "total": total, "counted": counted})
+
+        for step in steps:
+            if rank == 1 and not steps.start:
+                away(local, range(3, 8))
+            if early and not saved and (local.syncs == 3 or (rank == 1 and local.syncs == 8)):
+                saved = state(step)
+            total -= 0.05 * model.step(local._optimizer, rank, step)
+            if local.passed(24.0) and not saved:
+                saved = state(step + 1)
+    assert equal_on_all(model.values())
+    return saved, total, torch.cat(counted)
+
+
+@pytest.mark.parametrize("early", [False, True])
+@ranks.on(3, ranks.run_job, environ=IN_ORDER)
+def test_all_save_after_the_same_sync(rank: int, size: int, early: bool) -> None:
+    """Rank 1 has to apply several syncs at once, and stops at that after which the others save; or it saves before it
+    applies one. A training that goes on from there counts each step of a site once, too."""
+    quick()
+    given: dict[str, Any] = {"outer": (1.0, 0.0), "codec": "none", "quorum": 1, "momentum": 0.0}
+    saved, _, _ = sent(rank, local_of(model := Given(), **given), model, range(24), early=early)
+    assert equal_on_all(torch.tensor([saved["trained"], saved["local"]["rounds"]["trained"]]))
+    assert (saved["local"]["rounds"]["sync"] is not None) == (early or rank != 1)
+    again = local_of(model := Given(), **given)
+    model.load_state_dict(saved["model"])
+    again.load_state_dict(saved["local"])
+    _, total, counted = sent(rank, again, model, range(saved["step"], 24))
+    made = torch.cat(by_fragment(saved["total"] + total, Plan(fragments=2)))
+    assert torch.allclose(torch.cat(saved["counted"]) + counted, made, atol=1e-4)
+
+
+@ranks.on(3, ranks.run_job, environ=ranks.NETWORK)
+def test_outcomes_are_kept_up_to_a_limit(rank: int, size: int) -> None:
+    """Then the others wait for the loop."""
+    quick()
+    vars(kept).update(KEPT_BYTES=0, KEPT_LEAST=2)
+    with local_of(model := Given(), quorum=1) as local:
+        for step in range(20):
+            if rank == 1 and local.syncs == 3:
+                until(lambda: local.syncs > 3)
+                time.sleep(0.3)
+                assert local.syncs <= 3 + 2  # two are kept, of which one is its own
+            model.step(local._optimizer, rank, step)
+    assert equal_on_all(model.values())
+
+
+@ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
+def test_the_last_syncs_wait_for_a_loop(rank: int, size: int) -> None:
+    """When all others leave, the thread begins at most one sync more."""
+    quick()
+    with local_of(model := Given(), quorum=1) as local:
+        for step in range(12):
+            if (rank, step) == (1, 11):
+                time.sleep(1.0)
+            model.step(local._optimizer, rank, step)
+        assert rank == 0 or local.syncs < 9
+    assert equal_on_all(model.values())
+
+
+def stopped(rank: int, size: int, min_sites: int | None) -> str:
+    def stop(step: int, local: Any) -> None:
+        if (rank, step) == (1, 10):
+            away(local, (4, 5))
+            raise Stopped
+
+    quick()
+    ranks.init(rank, size)
+    try:
+        run(Net(), rank, 30, stop, quorum=1, min_sites=min_sites)
+    except (Stopped, commlayer.AbortedError) as error:
+        return type(error).__name__
+    assert not {thread.name for thread in threading.enumerate()} & {"commlayer-bell"}
+    return "trained"
+
+
+@pytest.mark.parametrize(("min_sites", "others"), [(None, "AbortedError"), (1, "trained")])
+def test_an_exception_while_a_thread_stands_in(min_sites: int | None, others: str) -> None:
+    assert ranks.run(stopped, 3, min_sites, environ=ranks.UDP) == [others, "Stopped", others]
+
+
+def hanging(rank: int, size: int) -> str:
+    """The loop of rank 1 is away for longer than the timeout."""
+
+    def hang(step: int, _: Any) -> None:
+        if (rank, step) == (1, 10):
+            time.sleep(5.0)
+
+    quick()
+    ranks.init(rank, size, timeout=timedelta(seconds=1))
+    try:
+        run(Net(), rank, 100, paced(hang), min_sites=2, quorum=1)
+    except commlayer.PeerLostError as error:
+        return str(error)
+    return "went on"
+
+
+def paced(then: Callable[[int, Any], None]) -> Callable[[int, Any], None]:
+    """Steps take 20 ms."""
+
+    def before(step: int, local: Any) -> None:
+        time.sleep(0.02)
+        then(step, local)
+
+    return before
+
+
+def test_a_loop_that_hangs_is_taken_for_dead() -> None:
+    found = ranks.run(hanging, 3, environ=ranks.UDP)
+    assert found[0] == found[2] == "went on", found
+    assert "gone on without it; end this process" in found[1], found
+
+
+@ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
+def test_wrong_numbers_of_sites(rank: int, size: int) -> None:
+    for wrong in (0, 3, "2", True):
+        check_refused(r"LocalSteps\(quorum=.*\): use a whole number, 1 to 2", Net(), quorum=wrong)
+    check_refused("quorum differs: None on rank 0, 1 on rank 1", Net(), quorum=1 if rank else None)
+    with local_of(model := Net(), quorum=2) as local:
+        train(model, local._optimizer, rank, range(3))
+        with pytest.raises(commlayer.ConfigError, match=r"passed\(0\): give a number of samples"):
+            local.passed(0)
+
+
+@ranks.on(4, ranks.run_job, environ=ranks.NETWORK)
+def test_sites_of_several_ranks_are_refused(rank: int, size: int) -> None:
+    sites = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    between = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+    model = DistributedDataParallel(Net(), process_group=sites[rank // 2])
+    text = r"LocalSteps\(quorum=1\): sites of 2 ranks do not agree on whether one of them is late"
+    check_refused(text, model, group=between[rank % 2], quorum=1)

@@ -1,0 +1,31 @@
+"""`Tally`: steps and samples since the last sync of a fragment."""
+
+from __future__ import annotations
+
+from commlayer.frontend.local.tally import Tally
+
+
+def test_each_fragment_counts_since_its_own_sync() -> None:
+    tally = Tally(2)
+    tally.add(3.0)
+    assert tally.take(0) == (1, 3.0)
+    tally.add(2.0)
+    assert tally.take(1) == (2, 5.0)
+    assert tally.take(0) == (1, 2.0)
+
+
+def test_without_a_step_what_is_left_has_the_weight_that_it_had() -> None:
+    tally = Tally(1)
+    tally.add(3.0)
+    assert tally.take(0) == (1, 3.0)
+    assert tally.take(0) == (0, 3.0)
+
+
+def test_a_restored_tally_goes_on() -> None:
+    tally, other = Tally(2), Tally(2)
+    tally.add(3.0)
+    tally.take(1)
+    tally.add(1.0)
+    other.restore(tally.state())
+    tally.add(1.0)
+    assert [other.take(0), other.take(1), other.take(1)] == [(2, 4.0), (1, 1.0), (0, 1.0)]
