@@ -36,13 +36,17 @@ void cl_contest_init(struct cl_contest *contest, uint32_t packet_bytes)
 
 /* ---- the window ---- */
 
+/* The part of the window to which a probe goes down: nearly what the empty network holds. */
+static double probe_part(const struct cl_contest *contest)
+{
+    return PROBE_PART * contest->base_us / (contest->base_us + contest->probed_us);
+}
+
 /* What is in the network, and not with hosts that sleep. */
 static double network_bytes(const struct cl_contest *contest)
 {
     double bytes = contest->cubic.window * contest->packet_bytes / contest->senders;
-    if (contest->probed_us > 0)
-        bytes *= PROBE_PART * contest->base_us / (contest->base_us + contest->probed_us);
-    return bytes;
+    return contest->probed_us > 0 ? probe_part(contest) * bytes : bytes;
 }
 
 static double network_us(const struct cl_contest *contest)
@@ -166,7 +170,7 @@ static enum cl_contest_news probe(struct cl_contest *contest, uint64_t now_us)
     if (contest->rounds > 0)
         contest->rounds--;
     if (contest->probed_us > 0 && contest->least_us < DRAINED * contest->probed_us) {
-        contest->cubic.window *= PROBE_PART * contest->base_us / (contest->base_us + contest->probed_us);
+        contest->cubic.window *= probe_part(contest);
         return end(contest, now_us);
     }
     if (contest->rounds > 0)
@@ -192,20 +196,20 @@ static enum cl_contest_news end_round(struct cl_contest *contest, uint64_t next,
     return news;
 }
 
-/* Does the contest go on? */
+/* Does the link cause the losses? */
 static enum cl_contest_news judge_end(struct cl_contest *contest, uint64_t now_us)
 {
+    bool lossy;
     if (contest->trial.trial) {
         enum cl_loss_trial_verdict verdict = cl_loss_trial_judge(&contest->trial, false);
         contest->trial.trial = contest->trial.trial && verdict == CL_LOSS_TRIAL_NONE;
-        if (verdict != CL_LOSS_TRIAL_LOSSY)
-            return CL_CONTEST_NONE;
-        end(contest, now_us);
-        return CL_CONTEST_UNDONE;
+        lossy = verdict == CL_LOSS_TRIAL_LOSSY;
+    } else {
+        lossy = loses_by_chance(contest);
+        contest->sure *= lossy ? 2 : 1;
     }
-    if (!loses_by_chance(contest))
+    if (!lossy)
         return CL_CONTEST_NONE;
-    contest->sure *= 2;
     end(contest, now_us);
     return CL_CONTEST_UNDONE;
 }
