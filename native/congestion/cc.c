@@ -173,7 +173,8 @@ void cl_cc_on_acked(struct cl_cc *cc, const struct cl_cc_sample *sample)
     if (sample->contested)
         return;
 
-    double window = (double)cc->window, queue_us = cc->queue_us, target_us = target_of(cc->target_us, sample->packet_us);
+    double window = (double)cc->window, queue_us = cc->queue_us,
+           target_us = target_of(cc->target_us, sample->packet_us);
     if (queue_us > target_us / 2)
         cc->slow_start = false;
     if (sample->crowded && queue_us > target_us / 2)
