@@ -115,7 +115,7 @@ TEST(test_shares)
                 print_row(&PLACES[i], yields ? CL_CLASS_YIELDS : 4, (enum neighbour)neighbour, shares);
                 for (int j = 0; !yields && neighbour == CUBIC && j < BUFFERS; j++) {
                     if (packets_of(&PLACES[i], PRODUCTS[j]) < 8)
-                        continue; /* cubic does not get a tenth of it in any case */
+                        continue; /* see docs/congestion.md */
                     CHECK(shares[j].ours < (j ? 65 : 80) && (!j || shares[j].ours > 35));
                 }
                 for (int j = 1; yields && j < BUFFERS; j++) { /* from half a product on */
