@@ -65,9 +65,9 @@ void cl_cc_resume(struct cl_cc *cc, uint64_t window)
     set_window(cc, (double)window);
 }
 
-static double target_of(uint32_t target_us, const struct cl_cc_sample *sample)
+static double target_of(uint32_t target_us, uint32_t packet_us)
 {
-    double least_us = (double)TARGET_PACKETS * sample->packet_us;
+    double least_us = (double)TARGET_PACKETS * packet_us;
     return target_us < least_us ? least_us : target_us;
 }
 
@@ -78,7 +78,7 @@ static double lesser(double a, double b)
 
 uint32_t cl_cc_target_us(const struct cl_cc *cc, uint32_t packet_us)
 {
-    return (uint32_t)target_of(cc->target_us, &(struct cl_cc_sample){.packet_us = packet_us});
+    return (uint32_t)target_of(cc->target_us, packet_us);
 }
 
 static void overflowed(struct cl_cc *cc, const struct cl_cc_sample *sample)
@@ -96,7 +96,7 @@ static void overflowed(struct cl_cc *cc, const struct cl_cc_sample *sample)
 static void end_round(struct cl_cc *cc, const struct cl_cc_sample *sample)
 {
     bool cut = cc->round_end < cc->decrease_after; /* this round, or most of it, was sent before the cut */
-    double target_us = target_of(cc->target_us, sample);
+    double target_us = target_of(cc->target_us, sample->packet_us);
     cc->round_end = sample->next;
     double part = cc->marked < cc->acked ? (double)cc->marked / cc->acked : 1;
     if (cc->marked || cc->marked_part > 0)
@@ -110,7 +110,7 @@ static void end_round(struct cl_cc *cc, const struct cl_cc_sample *sample)
         return;
     }
     /* Half of the usual target: above half of a target that a trial has lowered there is nearly always some queue. */
-    bool queued = cc->queue_us > target_of(TARGET_US, sample) / 2 || sample->crowded;
+    bool queued = cc->queue_us > target_of(TARGET_US, sample->packet_us) / 2 || sample->crowded;
     enum cl_loss_trial_verdict verdict = cl_loss_trial_judge(&cc->loss_trial, queued);
     if (verdict == CL_LOSS_TRIAL_FULL) {
         overflowed(cc, sample);
@@ -129,7 +129,7 @@ static void end_round(struct cl_cc *cc, const struct cl_cc_sample *sample)
  * same factor. */
 static void keep_share(struct cl_cc *cc, const struct cl_cc_sample *sample)
 {
-    double target_us = target_of(cc->target_us, sample);
+    double target_us = target_of(cc->target_us, sample->packet_us);
     double gain = 1 + SHARE_GAIN * (target_us - cc->queue_us) / target_us;
     gain = gain < SHARE_GAIN_MIN ? SHARE_GAIN_MIN : gain;
     double burst_us = target_us / 2 < SHARE_HOSTS_US ? SHARE_HOSTS_US : target_us / 2;
@@ -173,7 +173,8 @@ void cl_cc_on_acked(struct cl_cc *cc, const struct cl_cc_sample *sample)
     if (sample->contested)
         return;
 
-    double window = (double)cc->window, queue_us = cc->queue_us, target_us = target_of(cc->target_us, sample);
+    double window = (double)cc->window, queue_us = cc->queue_us,
+           target_us = target_of(cc->target_us, sample->packet_us);
     if (queue_us > target_us / 2)
         cc->slow_start = false;
     if (sample->crowded && queue_us > target_us / 2)

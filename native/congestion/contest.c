@@ -21,7 +21,10 @@ static const double KEPT_OVERFLOWED = 2; /* a longer buffer shows its queue in t
 static const double USUAL_WEIGHT = 1.0 / 256, HOST_WEIGHT = 1.0 / 16, LOST_WEIGHT = 1.0 / 8;
 static const double SURE = 9;                        /* at first, twice as much after each mistake */
 static const double EXCESS = 0.2, CHANCE_PART = 0.5; /* of the losses */
-static const double FULL_PART = 0.5;
+static const double FULL_PART = 0.5;                 /* of the longest queue */
+static const double LONGEST_FADES = 1.0 / 4096, DELIVERED_FADES = 0.1;
+static const double SHORT_PART = 0.5; /* of the queue that is kept: a shorter buffer overflows all the time */
+static const double CUT_LEAST = 0.5;
 static const double TRIAL_PART = 0.4; /* of the first window: a trial cuts no further */
 static const double PROBE_PART = 0.9; /* of what the empty network holds */
 static const double DRAINED = 0.25;   /* of the queue before the probe */
@@ -36,13 +39,17 @@ void cl_contest_init(struct cl_contest *contest, uint32_t packet_bytes)
 
 /* ---- the window ---- */
 
+/* The part of the window to which a probe goes down: nearly what the empty network holds. */
+static double probe_part(const struct cl_contest *contest)
+{
+    return PROBE_PART * contest->base_us / (contest->base_us + contest->probed_us);
+}
+
 /* What is in the network, and not with hosts that sleep. */
 static double network_bytes(const struct cl_contest *contest)
 {
     double bytes = contest->cubic.window * contest->packet_bytes / contest->senders;
-    if (contest->probed_us > 0)
-        bytes *= PROBE_PART * contest->base_us / (contest->base_us + contest->probed_us);
-    return bytes;
+    return contest->probed_us > 0 ? probe_part(contest) * bytes : bytes;
 }
 
 static double network_us(const struct cl_contest *contest)
@@ -70,11 +77,11 @@ uint64_t cl_contest_burst(const struct cl_contest *contest)
 
 /* ---- where packets are lost ---- */
 
-/* Whether the queue is longer than usual; in a contest it must also be near the length at which the contest began. */
+/* Whether the queue is longer than usual; in a contest it must also be near the longest one of lately. */
 static bool is_longer(const struct cl_contest *contest)
 {
     return contest->queue_us > contest->usual_us &&
-           (!contest->active || contest->queue_us >= FULL_PART * contest->full_us);
+           (!contest->active || contest->queue_us >= FULL_PART * contest->longest_us);
 }
 
 static double losses_of(const struct cl_contest *contest)
@@ -97,9 +104,20 @@ static bool overflows(const struct cl_contest *contest)
     return excess > EXCESS * losses_of(contest) && excess * excess > contest->sure * variance;
 }
 
+/* Without a contest a buffer that is shorter than the queue that is kept overflows all the time. That is worse,
+ * whatever the link loses by chance. */
 static bool loses_by_chance(const struct cl_contest *contest)
 {
-    return losses_of(contest) >= LOSSES_LEAST && contest->losses[1] < CHANCE_PART * losses_of(contest);
+    return losses_of(contest) >= LOSSES_LEAST && contest->losses[1] < CHANCE_PART * losses_of(contest) &&
+           contest->longest_us > SHORT_PART * contest->kept_us;
+}
+
+/* The part of the losses at long queues that chance does not explain: a link loses packets at the same rate at any
+ * length of the queue. */
+static double overflow_part(const struct cl_contest *contest)
+{
+    double by_chance = contest->losses[0] * contest->packets[1], all = contest->losses[1] * contest->packets[0];
+    return all > 0 ? fmax(1 - by_chance / all, 0) : 1;
 }
 
 static void forget_losses(struct cl_contest *contest)
@@ -121,14 +139,14 @@ static void count_acked(struct cl_contest *contest, uint32_t packets)
 /* ---- begin and end ---- */
 
 /* bytes: of this path, acknowledged in a round trip. */
-static enum cl_contest_news begin(struct cl_contest *contest, uint64_t bytes, double full_us)
+static enum cl_contest_news begin(struct cl_contest *contest, double bytes)
 {
     contest->active = true;
-    cl_cubic_init(&contest->cubic, (double)bytes * contest->senders / contest->packet_bytes);
+    cl_cubic_init(&contest->cubic, bytes * contest->senders / contest->packet_bytes);
     contest->first = contest->cubic.window;
-    contest->full_us = full_us;
     contest->rounds = contest->probe_every;
     contest->trial.trial = false;
+    contest->cuts = 0;
     forget_losses(contest);
     return CL_CONTEST_BEGAN;
 }
@@ -158,7 +176,7 @@ static enum cl_contest_news judge_queue(struct cl_contest *contest, uint64_t now
     uint64_t wait_us = (uint64_t)(contest->alone ? QUEUED_KEPT : QUEUED_KEPT_SHARED) * contest->kept_us;
     if (contest->queued_rounds < CL_CONTEST_ROUNDS || now_us <= contest->queued_us + wait_us)
         return CL_CONTEST_NONE;
-    return begin(contest, contest->most_bytes, contest->queue_us);
+    return begin(contest, (double)contest->most_bytes);
 }
 
 static enum cl_contest_news probe(struct cl_contest *contest, uint64_t now_us)
@@ -166,7 +184,7 @@ static enum cl_contest_news probe(struct cl_contest *contest, uint64_t now_us)
     if (contest->rounds > 0)
         contest->rounds--;
     if (contest->probed_us > 0 && contest->least_us < DRAINED * contest->probed_us) {
-        contest->cubic.window *= PROBE_PART * contest->base_us / (contest->base_us + contest->probed_us);
+        contest->cubic.window *= probe_part(contest);
         return end(contest, now_us);
     }
     if (contest->rounds > 0)
@@ -187,25 +205,26 @@ static enum cl_contest_news end_round(struct cl_contest *contest, uint64_t next,
     enum cl_contest_news news = contest->active ? probe(contest, now_us) : judge_queue(contest, now_us);
     contest->round_end = next;
     contest->bytes_before = contest->bytes;
+    contest->delivered = fmax((double)contest->bytes, (1 - DELIVERED_FADES) * contest->delivered);
     contest->bytes = 0;
     contest->least_us = UINT32_MAX;
     return news;
 }
 
-/* Does the contest go on? */
+/* Does the link cause the losses? */
 static enum cl_contest_news judge_end(struct cl_contest *contest, uint64_t now_us)
 {
+    bool lossy;
     if (contest->trial.trial) {
         enum cl_loss_trial_verdict verdict = cl_loss_trial_judge(&contest->trial, false);
         contest->trial.trial = contest->trial.trial && verdict == CL_LOSS_TRIAL_NONE;
-        if (verdict != CL_LOSS_TRIAL_LOSSY)
-            return CL_CONTEST_NONE;
-        end(contest, now_us);
-        return CL_CONTEST_UNDONE;
+        lossy = verdict == CL_LOSS_TRIAL_LOSSY;
+    } else {
+        lossy = loses_by_chance(contest);
+        contest->sure *= lossy ? 2 : 1;
     }
-    if (!loses_by_chance(contest))
+    if (!lossy)
         return CL_CONTEST_NONE;
-    contest->sure *= 2;
     end(contest, now_us);
     return CL_CONTEST_UNDONE;
 }
@@ -220,13 +239,13 @@ static enum cl_contest_news judge_losses(struct cl_contest *contest, const struc
     if (!contest->alone)
         return CL_CONTEST_NONE;
     if (contest->lost_us < KEPT_OVERFLOWED * contest->kept_us && overflows(contest)) {
-        begin(contest, contest->bytes_before, contest->lost_us);
+        begin(contest, contest->delivered);
         return CL_CONTEST_OVERFLOWED;
     }
     contest->tried = contest->tried && trial->trial;
     if (!trial->trial || contest->tried || losses_of(contest) < 1)
         return CL_CONTEST_NONE;
-    begin(contest, contest->bytes_before, contest->lost_us);
+    begin(contest, contest->delivered);
     contest->tried = true;
     contest->tried_from = contest->next;
     contest->trial = *trial;
@@ -242,6 +261,7 @@ static enum cl_contest_news see_queue(struct cl_contest *contest, const struct c
     contest->usual_us += USUAL_WEIGHT * (sample->queue_us - contest->usual_us);
     contest->host_us += HOST_WEIGHT * (sample->host_us - contest->host_us);
     contest->queue_us = sample->queue_us;
+    contest->longest_us = fmax(sample->queue_us, (1 - LONGEST_FADES) * contest->longest_us);
     contest->base_us = sample->base_us;
     contest->kept_us = sample->kept_us;
     contest->least_us = sample->queue_us < contest->least_us ? sample->queue_us : contest->least_us;
@@ -292,10 +312,14 @@ void cl_contest_on_lost(struct cl_contest *contest, uint32_t packets)
         cl_loss_trial_count(&contest->trial, 0, packets);
     if (trial && contest->cubic.window < TRIAL_PART * contest->first)
         return;
-    if (contest->active && longer && contest->largest >= contest->recover) {
-        contest->recover = contest->next;
-        cl_cubic_cut(&contest->cubic);
-    }
+    if (!contest->active || !longer || contest->largest < contest->recover)
+        return;
+    contest->recover = contest->next;
+    contest->cuts += trial ? 1 : overflow_part(contest);
+    if (contest->cuts < CUT_LEAST)
+        return;
+    contest->cuts--;
+    cl_cubic_cut(&contest->cubic);
 }
 
 void cl_contest_on_pto(struct cl_contest *contest, uint32_t count)

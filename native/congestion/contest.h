@@ -13,9 +13,11 @@
  * Where several hosts send to a port, their own bursts overflow short buffers, and losses begin no contest.
  *
  * In a contest all hosts that send to the receiver's port have the window of one flow of cubic together. Only losses
- * that come while the queue is longer than usual cut it; where there are about as many others, the contest ends. Where
- * the queue is longer than what this job keeps, the window goes down to what the empty network holds from time to time:
- * if the queue drains, nobody else fills it, and the contest ends as well.
+ * that come while the queue is near its longest cut it, and of these only as many as a link does not explain that loses
+ * packets at the same rate at any length of the queue. Where most losses are others, the contest ends, unless the
+ * buffer is so short that it would overflow all the time without one. Where the queue is longer than what this job
+ * keeps, the window goes down to what the empty network holds from time to time: if the queue drains, nobody else fills
+ * it, and the contest ends as well.
  */
 #pragma once
 
@@ -55,17 +57,19 @@ struct cl_contest {
     bool active;
     struct cl_cubic cubic;  /* of all senders together */
     double first;           /* its window at the beginning */
-    double full_us;         /* the queue then */
+    double cuts;            /* due to losses, and not made yet; less than 0: made, and not due yet */
     uint64_t recover;       /* no second cut before this number is acknowledged */
     bool alone;             /* as in the last sample */
     uint32_t senders;       /* at least 1 */
     uint64_t largest, next; /* of the last sample */
     uint64_t acked_us;      /* when it came */
     uint32_t queue_us, base_us, kept_us;
-    double host_us; /* moving average */
+    double host_us;    /* moving average */
+    double longest_us; /* queue, of lately */
 
     uint64_t round_end;           /* the round ends when this number is acknowledged */
     uint64_t bytes, bytes_before; /* acknowledged in this round, and in the last one */
+    double delivered;             /* the most bytes of a round, of lately */
     uint32_t least_us;            /* the shortest queue of this round; UINT32_MAX: none is known */
 
     uint32_t queued_rounds; /* in a row, whose queue was longer than what is kept */

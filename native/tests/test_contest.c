@@ -6,7 +6,7 @@ enum { BYTES = 1500, ROUND_PACKETS = 100, ROUND_US = 1000, KEPT_US = 500 };
 
 static struct cl_contest contest;
 static uint64_t number, now_us;
-static uint32_t senders, at_once;
+static uint32_t senders, at_once, host_us;
 static struct cl_loss_trial trial;
 
 static void start(void)
@@ -14,6 +14,7 @@ static void start(void)
     number = 0;
     now_us = 1000000;
     senders = at_once = 1;
+    host_us = 0;
     trial = (struct cl_loss_trial){0};
     cl_contest_init(&contest, BYTES);
 }
@@ -35,6 +36,7 @@ static enum cl_contest_news round_trip(uint32_t queue_us, uint32_t step_us, uint
                                            .timed = true,
                                            .queue_us = queue_us + i * step_us,
                                            .base_us = ROUND_US,
+                                           .host_us = host_us,
                                            .kept_us = KEPT_US};
         enum cl_contest_news latest = cl_contest_on_acked(&contest, &sample, now_us);
         news = latest ? latest : news;
@@ -111,6 +113,7 @@ TEST(test_losses_of_a_link)
         }
     }
     printf("   %.2f %% of the round trips in contests\n", 100.0 * contested / (SEEDS * ROUNDS));
+    CHECK(contested > 0);
     CHECK(contested < SEEDS * ROUNDS / 50);
 }
 
@@ -120,14 +123,67 @@ TEST(test_losses_by_chance_end_it)
     start();
     rounds(20, 2000);
     double window = contest.cubic.window;
-    round_trip(1500, 9, 2); /* shorter than usual */
+    round_trip(1500, 0, 2); /* shorter than usual */
     CHECK(contest.cubic.window >= window);
-    round_trip(2000, 9, 99);
-    CHECK(contest.cubic.window < 0.8 * window);
     enum cl_contest_news news = CL_CONTEST_NONE;
     for (uint32_t i = 0; i < 60 && !news; i++)
         news = round_trip(100, 9, 37 * i % ROUND_PACKETS);
     CHECK_EQ(news, CL_CONTEST_UNDONE);
+}
+
+/* The window is cut where the queue is near the longest one of lately, whatever it was when the contest began. */
+TEST(test_losses_near_the_longest_queue_cut)
+{
+    start();
+    rounds(20, 1000);
+    round_trip(0, 40, UINT32_MAX); /* it grows to 4 ms */
+    double window = contest.cubic.window;
+    round_trip(1200, 5, 99); /* longer than usual, but far from full */
+    CHECK(contest.cubic.window >= window);
+    start();
+    rounds(20, 1000);
+    round_trip(0, 40, UINT32_MAX);
+    round_trip(0, 40, 99);
+    CHECK(contest.cubic.window < 0.8 * window);
+}
+
+/* A link that loses packets as often at short queues as at long ones is no reason to cut. Where the buffer overflows as
+ * well, there are about as many cuts as overflows. The queue grows by 20 us with each packet of a round. */
+TEST(test_losses_of_the_link_in_a_contest)
+{
+    enum { ROUNDS = 75, EVERY = 5, PART = 2 * ROUND_PACKETS / 5 };
+    for (int overflows = 0; overflows < 2; overflows++) {
+        start();
+        rounds(20, 1000);
+        uint32_t cuts = 0, overflowed = 0;
+        for (uint32_t i = 0; i < ROUNDS; i++) {
+            bool other = i % EVERY == EVERY - 1;
+            uint32_t lost = 37 * i % PART + (i % EVERY % 2 ? 0 : ROUND_PACKETS - PART);
+            double window = contest.cubic.window;
+            CHECK_EQ(round_trip(0, 20, !other ? lost : overflows ? ROUND_PACKETS - 1 : UINT32_MAX), CL_CONTEST_NONE);
+            CHECK_EQ(round_trip(0, 20, UINT32_MAX), CL_CONTEST_NONE); /* losses count once per round trip */
+            cuts += contest.cubic.window < 0.8 * window;
+            overflowed += other && overflows;
+        }
+        printf("   %u cuts, %u overflows\n", cuts, overflowed);
+        CHECK(cuts >= overflowed / 2 && cuts <= overflowed * 3 / 2 + ROUNDS / 20);
+    }
+}
+
+/* In a buffer that is much shorter than the queue that is kept a contest stays, although the link loses packets, too.
+ */
+TEST(test_a_short_buffer_keeps_its_contest)
+{
+    for (int is_short = 0; is_short < 2; is_short++) {
+        start();
+        for (int i = 0; i < 60 && !contest.active; i++)
+            round_trip(0, is_short ? 2 : 9, 95);
+        CHECK(contest.active);
+        enum cl_contest_news news = CL_CONTEST_NONE;
+        for (uint32_t i = 0; i < 60 && !news; i++)
+            news = round_trip(0, is_short ? 2 : 9, 37 * i % ROUND_PACKETS / 3);
+        CHECK_EQ(news, is_short ? CL_CONTEST_NONE : CL_CONTEST_UNDONE);
+    }
 }
 
 /* Nobody else is there if the queue drains when the window goes down. */
@@ -210,7 +266,8 @@ TEST(test_hosts_that_sleep)
     start();
     rounds(20, 1000);
     uint64_t window = cl_contest_window(&contest), burst = cl_contest_burst(&contest);
-    contest.host_us = 2000;
+    host_us = 2000;
+    rounds(5, 1000);
     CHECK(cl_contest_window(&contest) > 19 * window / 10);
     CHECK(cl_contest_burst(&contest) > 10 * burst);
 }

@@ -33,8 +33,13 @@ TEST(test_small_windows)
     struct cl_cubic cubic;
     cl_cubic_init(&cubic, 20);
     cl_cubic_cut(&cubic);
-    run(&cubic, 8, 1000000);
+    uint64_t now_us = run(&cubic, 8, 1000000);
     CHECK(cubic.window > 17 && cubic.window < 19);
+    now_us = run(&cubic, 8, now_us); /* it has passed the window before the cut */
+    double window = cubic.window;
+    CHECK(window > 20);
+    run(&cubic, 8, now_us);
+    CHECK(cubic.window - window > 7.9 && cubic.window - window < 8.1);
 }
 
 /* A flow that did not reach its last window leaves room for others. */
