@@ -1,5 +1,6 @@
 """Skips of marked tests, the profile of hypothesis, order and second runs of tests, and a fixture for libfabric."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,10 @@ FIRST_FAILURES = ROOT / "out" / "first-failures.txt"
 # Tests of the first folders take longest, and tests of emulated hosts run one after the other: they are begun first.
 ORDER = ("tests/emulated", "tests/process/faults", "tests/process", "tests/engine", "tests/torch_suite", "tests/unit")
 ON_HOSTS = ("tests/emulated", "tests/process/faults")
+
+# For each connection to a Store, torch looks up the name of both ends, ::ffff:127.0.0.1, which no file of most systems
+# has: so it asks the name server, by default for 5 s. Subprocesses inherit this; .ci/run adds the name to /etc/hosts.
+os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 
 # No deadline: a shared machine's pauses are no failures.
 settings.register_profile("commlayer", deadline=None, print_blob=True)
