@@ -170,10 +170,10 @@ soak: native ## random collectives, every result verified, and no leaks (MINUTES
 test: venv native native-test ## all tests that this machine can run; skipped ones give their reason
 	@$(MAKE) --no-print-directory test-python
 
-# More workers than cores, because single tests wait much. tests/conftest.py has the order of tests, their groups, and
-# which failures are tried again.
+# More workers than cores, because single tests wait much. The tests of a file run in one worker, and share its
+# fixtures. tests/conftest.py has the order of tests, and which failures are tried again.
 WORKERS ?= $(shell expr 2 \* $(JOBS) + 1)
-PYTEST := $(BIN)/python -m pytest -q -rsR --durations=20 -n $(WORKERS) --dist loadgroup --no-loadscope-reorder \
+PYTEST := $(BIN)/python -m pytest -q -rsR --durations=20 -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
     --hypothesis-seed=$(DRAW)
 .PHONY: test-python
 test-python:
