@@ -72,6 +72,13 @@ def test_heads_of_other_releases_are_refused() -> None:
 
 
 def test_other_bytes_are_refused() -> None:
-    for text in (b"", b"{}", b"[]", b"\xff", b"[" * 60_000, b" " * 70_000 + HEAD.text()):
-        with pytest.raises(ValueError, match=r"."):
+    for text, why in (
+        (b"", "Expecting value"),
+        (b"{}", "not a message of this release"),
+        (b"[]", "not a message of this release"),
+        (b"\xff", "decode"),
+        (b"[" * 60_000, "nested too deeply"),
+        (b" " * 70_000 + HEAD.text(), "not a message of this release"),  # too long
+    ):
+        with pytest.raises(ValueError, match=why):
             Head.read(text)
