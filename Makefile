@@ -170,10 +170,10 @@ soak: native ## random collectives, every result verified, and no leaks (MINUTES
 test: venv native native-test ## all tests that this machine can run; skipped ones give their reason
 	@$(MAKE) --no-print-directory test-python
 
-# More workers than cores, because single tests wait much. tests/conftest.py has the order of tests, their groups, and
-# which failures are tried again.
+# More workers than cores, because single tests wait much. The tests of a file run in one worker, and share its
+# fixtures. tests/conftest.py has the order of tests, and which failures are tried again.
 WORKERS ?= $(shell expr 2 \* $(JOBS) + 1)
-PYTEST := $(BIN)/python -m pytest -q -rsR --durations=20 -n $(WORKERS) --dist loadgroup --no-loadscope-reorder \
+PYTEST := $(BIN)/python -m pytest -q -rsR --durations=20 -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
     --hypothesis-seed=$(DRAW)
 .PHONY: test-python
 test-python:
@@ -291,7 +291,7 @@ lint-c-clang: $(patsubst native/%.c,build/lint-clang/%.o,$(C_FILES))
 NATIVE_TESTS := $(addprefix build/test/,$(C_TESTS)) $(addprefix build/asan/,$(C_TESTS)) \
                 $(addprefix build/tsan/,$(filter test_engine% test_events% test_group% test_host_queue% test_submission% test_p2p% test_ring% test_doorbell% test_message_wait% test_eager% test_held%,$(C_TESTS)))
 .PHONY: native-test-build
-native-test-build: $(NATIVE_TESTS) build/test/simulate build/asan/receive
+native-test-build: $(NATIVE_TESTS) build/test/simulate build/asan/simulate build/asan/receive
 # $(1) label, $(2) command in front of a test, $(3) tests. As many tests run at a time as there are cores.
 define run_native
 @printf '%s\n' $(3) | xargs -P $(JOBS) -I@ sh -c \

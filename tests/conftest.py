@@ -1,5 +1,6 @@
 """Skips of marked tests, the profile of hypothesis, order and second runs of tests, and a fixture for libfabric."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -22,9 +23,12 @@ SECOND_RUNS = 3
 FIRST_FAILURES = ROOT / "out" / "first-failures.txt"
 """The first failure of each test that was run a second time, with its output. A defect, to be explained."""
 
-# Tests of the first folders take longest, and tests of emulated hosts run one after the other: they are begun first.
+# Tests of the first folders take longest: they are begun first.
 ORDER = ("tests/emulated", "tests/process/faults", "tests/process", "tests/engine", "tests/torch_suite", "tests/unit")
-ON_HOSTS = ("tests/emulated", "tests/process/faults")
+
+# For each connection to a Store, torch looks up the name of both ends, ::ffff:127.0.0.1, which no file of most systems
+# has: so it asks the name server, by default for 5 s. Subprocesses inherit this; .ci/run adds the name to /etc/hosts.
+os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 
 # No deadline: a shared machine's pauses are no failures.
 settings.register_profile("commlayer", deadline=None, print_blob=True)
@@ -40,16 +44,13 @@ def _place(item: pytest.Item) -> int:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Orders the tests, and marks them: skips of those that need root, second runs, and groups of pytest-xdist, which
-    runs the tests of one file, and all tests of emulated hosts, in one process."""
+    """Orders the tests, and marks them: skips of those that need root, and second runs."""
     reason = namespace.missing()
     for item in items:
         if reason and item.get_closest_marker("needs_root"):
             item.add_marker(pytest.mark.skip(reason=reason))
         if any(_within(item.path, folder) for folder in SECOND_RUN):
             item.add_marker(pytest.mark.flaky(reruns=1, rerun_except="from pytest-timeout"))
-        group = "hosts" if any(_within(item.path, folder) for folder in ON_HOSTS) else str(item.path)
-        item.add_marker(pytest.mark.xdist_group(group))
     items.sort(key=_place)
 
 

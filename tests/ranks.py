@@ -16,6 +16,7 @@ import ctypes
 import dataclasses
 import faulthandler
 import functools
+import gc
 import importlib
 import inspect
 import itertools
@@ -266,6 +267,7 @@ def _main(
     args: tuple[Any, ...],
 ) -> None:
     faulthandler.register(signal.SIGUSR1, all_threads=True)
+    gc.freeze()  # a collection would write to, and so copy, all that the server has imported
     os.environ.update(environ)
     import torch
 

@@ -12,7 +12,7 @@ import importlib
 import ipaddress
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..errors import ConfigError
@@ -69,6 +69,20 @@ def client(context: Any, key: bytes, most_bytes: int = VIEW_MAX_BYTES) -> Any:
     return made
 
 
+def monitor(connected: Any, more: int = 0) -> Any:
+    """A socket that tells how the handshakes of a client go, and of `more` events."""
+    zmq = load()
+    failed = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    return connected.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | failed | zmq.EVENT_HANDSHAKE_FAILED_AUTH | more)
+
+
+def events(news: Any) -> Iterator[dict[str, Any]]:
+    """What a socket that monitors another one has to tell now."""
+    parse = importlib.import_module("zmq.utils.monitor").parse_monitor_message
+    while news.poll(0):
+        yield parse(news.recv_multipart())
+
+
 class Gate:
     """Lets clients in whose public key the job's key gives: answers libzmq's questions in this context."""
 
@@ -116,9 +130,7 @@ class Door:
         """Counts the connections, and ends those for which there is no room. The descriptors of those that ended."""
         zmq = load()
         ended: list[int] = []
-        parse = importlib.import_module("zmq.utils.monitor").parse_monitor_message
-        while self.news.poll(0):
-            found = parse(self.news.recv_multipart())
+        for found in events(self.news):
             if found["event"] == zmq.EVENT_DISCONNECTED:
                 self._inside.discard(found["value"])
                 ended.append(found["value"])

@@ -11,6 +11,7 @@ name; records are JSON, and `commlayer trace --analyzer` makes pickles of them, 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import json
 import linecache
@@ -22,6 +23,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 from ..errors import ConfigError
@@ -61,6 +63,11 @@ PATHS_KEPT = 5_000
 
 CLOSED_KEPT = 8
 """Closed groups whose entries are kept."""
+
+FRAMES_REMEMBERED = 4096
+"""Frames of callers that are known by their lines: most calls come from few places."""
+
+PACKAGE = str(Path(__file__).parents[1])
 
 COLLECTIVES_BLOCK = 500
 """The first collective of a group has a number that follows a multiple of this, so that it is the same on all ranks."""
@@ -314,7 +321,7 @@ def _entry(call: Call, size: int) -> dict[str, Any]:
     inputs, outputs = _sizes(call, size)
     dtype = [] if call.dtype is None else [str(call.dtype).removeprefix("torch.")]
     return {
-        "frames": list(_frames(call)),
+        "frames": _frames(call),
         "record_id": 0,
         "pg_id": 0,
         "time_created_ns": _nanoseconds(call.submitted_s),
@@ -370,20 +377,24 @@ def _numel(shapes: Shapes) -> int:
     return sum(math.prod(shape) for shape in shapes)
 
 
-def _frames(call: Call) -> Iterator[Mapping[str, Any]]:
+def _frames(call: Call) -> list[Mapping[str, Any]]:
     """The callers outside this package, innermost first."""
-    for file, line, name in callers(call):
-        yield {"name": name, "filename": file, "line": line, "text": linecache.getline(file, line).strip()}
+    pairs = zip(call.frames[::2], call.frames[1::2], strict=True)
+    return [frame for code, instruction in pairs if (frame := _frame(code, instruction)) is not None]
+
+
+@functools.lru_cache(FRAMES_REMEMBERED)
+def _frame(code: CodeType, instruction: int) -> Mapping[str, Any] | None:
+    """A caller; None: it is in this package."""
+    if code.co_filename.startswith(PACKAGE):
+        return None
+    lines = [line for start, end, line in code.co_lines() if start <= instruction < end and line is not None]
+    line = lines[-1] if lines else code.co_firstlineno
+    text = linecache.getline(code.co_filename, line).strip()
+    return {"name": code.co_name, "filename": code.co_filename, "line": line, "text": text}
 
 
 def callers(call: Call) -> Iterator[tuple[str, int, str]]:
     """File, line and function of the callers outside this package, innermost first."""
-    package = str(Path(__file__).parents[1])
-    for code, instruction in zip(call.frames[::2], call.frames[1::2], strict=True):
-        if code.co_filename.startswith(package):
-            continue
-        position = next(itertools.islice(code.co_lines(), 0, None), (0, 0, code.co_firstlineno))
-        for start, end, line in code.co_lines():
-            if start <= instruction < end and line is not None:
-                position = start, end, line
-        yield code.co_filename, position[2] or code.co_firstlineno, code.co_name
+    for frame in _frames(call):
+        yield frame["filename"], frame["line"], frame["name"]

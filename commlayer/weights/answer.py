@@ -20,7 +20,7 @@ from .deal import Deal
 from .held import Held, Pool
 from .layout import Layout
 from .message import DIFFERENCE, LAST, PART, TEXT, WHOLE, Head, Plan
-from .parts import PART_MOST_BYTES, PUBLISHER, Book
+from .parts import PART_MOST_BYTES, PUBLISHER, Book, number_of
 
 
 class Place(NamedTuple):
@@ -70,8 +70,6 @@ class Departure:
         self._source = source
         self._opening: Iterator[list[Any]] = self._opened(kind, layout)
         self._opened_with: list[Any] | None = next(self._opening)
-        self.own = plan.sources.index(PUBLISHER) if deal is not None else -1
-        """The seat whose parts come from the deal."""
         self._runs: deque[list[int]] = deque()
         """Seats that the publisher gives, and how many of their parts have left."""
         if deal is None:
@@ -100,11 +98,11 @@ class Departure:
                 self._next = partial(self._run, run)
                 return part(Place(self.head.request, seat, at, number), self._source)
         if self.deal is not None:
-            number = self.deal.next(self.own)
+            own = self.plan.own
+            number = self.deal.next(own)
             if number is not None:
-                self._next = partial(self.deal.give, self.own)
-                at = len(self.deal.given[self.own])
-                return part(Place(self.head.request, self.own, at, number), self._source)
+                self._next = partial(self.deal.give, own)
+                return part(Place(self.head.request, own, len(self.deal.given[own]), number), self._source)
         if not self._is_told and (is_ended if self.deal is None else self.deal.is_ended):
             self._next = self._tell
             counts = self._counts()
@@ -133,7 +131,7 @@ class Departure:
         if self.deal is not None:
             given = self.deal.given[seat]
             return given[at] if at < len(given) else None
-        number = seat + at * len(self.plan.sources)
+        number = number_of(seat, at, len(self.plan.sources))
         return number if number < self._source.parts else None
 
     def _counts(self) -> list[int]:
@@ -161,8 +159,6 @@ class Arrival:
         for a head that is none of this kind."""
         if kind not in (WHOLE, DIFFERENCE):
             raise ValueError(f"a message of kind {kind!r:.40}")
-        if plan.deal and PUBLISHER not in plan.sources:
-            raise ValueError("a deal without a seat")
         self.head, self.plan = head, plan
         self.is_whole = kind == WHOLE
         self.layout: Layout | None = None
@@ -185,11 +181,6 @@ class Arrival:
                 raise ValueError("a state without its layout")
         if not head.layout_bytes + head.tags_bytes:
             self._begin(now_s)
-
-    @property
-    def own(self) -> int | None:
-        """The seat whose parts this reader passes on as the publisher deals them; None: there is none."""
-        return self.plan.sources.index(PUBLISHER) if self.plan.deal else None
 
     @property
     def is_complete(self) -> bool:

@@ -5,6 +5,8 @@ Otherwise TCP, with a connection for each reader, takes most of a link that both
 
 from __future__ import annotations
 
+import math
+
 from ..transport.native import Engine
 
 LOOK_S = 0.005
@@ -25,13 +27,19 @@ class Beside:
     """Belongs to the thread that serves."""
 
     def __init__(self) -> None:
-        self._looked_s = self._sent_s = -MEMORY_S
+        self._looked_s, self._sent_s = 0.0, -math.inf
         self._sent_bytes = 0
         self._allowed_bytes = 0.0
-        self.is_sending = False
+
+    @property
+    def is_sending(self) -> bool:
         """Whether training sends now."""
-        self.is_there = False
+        return self._looked_s - self._sent_s < HOLD_S
+
+    @property
+    def is_there(self) -> bool:
         """Whether it does now and then."""
+        return self._looked_s - self._sent_s < MEMORY_S
 
     def look(self, now_s: float) -> None:
         """Reads the engine's counter, if it is time. The engine that other threads use is the process's."""
@@ -43,8 +51,6 @@ class Beside:
         self._looked_s, self._sent_bytes = now_s, sent_bytes
         if grown_bytes > 0:
             self._sent_s = now_s
-        self.is_sending = now_s - self._sent_s < HOLD_S
-        self.is_there = now_s - self._sent_s < MEMORY_S
         if now_s - before_s < HOLD_S:
             self._allowed_bytes += grown_bytes / SHARE
         if not self.is_sending:

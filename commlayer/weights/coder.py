@@ -144,8 +144,7 @@ class Coder:
         ):
             steps.popleft()  # whoever holds a version before these gets the whole state
         self._offer(held, tuple(steps))
-        if code is not None and not code.is_ended:
-            self._fill(code, base.memory, held)
+        self._fill(code, base.memory, held)
         self._coded()
         return held
 
@@ -160,7 +159,10 @@ class Coder:
             self._fill(code, base, held)
         return code if not code.is_ended or code.size < self._layout.bytes else None
 
-    def _fill(self, code: Code, base: Tensor, held: Held) -> None:
+    def _fill(self, code: Code | None, base: Tensor, held: Held) -> None:
+        """Codes a difference, unless it is coded."""
+        if code is None or code.is_ended:
+            return
         for number, piece in enumerate(content.encode(self._layout, base, held.memory, held.digest, code.size)):
             code.add(number, piece)
             self._grown()
@@ -185,7 +187,6 @@ class Coder:
             for step in reversed(since)
         ):
             code = self._begun(memory, held)
-            if code is not None and not code.is_ended:
-                self._fill(code, memory, held)
+            self._fill(code, memory, held)
         self._pool.give(memory)
         return code

@@ -229,8 +229,8 @@ def apply(
     if at % region.width or not 0 < values <= region.values - at // region.width:
         return False
     if base is not None:
-        size = values * region.width
-        ctypes.memmove(memory.data_ptr() + place, base.data_ptr() + place, size)
+        span = slice(place, place + values * region.width)
+        copy(memory[span], base[span])
     return kernels.apply_difference(
         memory.data_ptr() + place,
         values,

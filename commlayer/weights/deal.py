@@ -69,8 +69,8 @@ class Deal:
         self._next += 1
 
     def passed(self, seat: int, count: int) -> None:
-        """So many parts of a seat have passed through its reader."""
-        self._passed[seat] = max(self._passed[seat], count)
+        """So many parts of a seat have passed through its reader: of those that it was given, whatever it says."""
+        self._passed[seat] = max(self._passed[seat], min(count, len(self.given[seat])))
 
     def look(self, now_s: float) -> None:
         """Gives up the parts of seats that have not moved for the grace time: they wait for a reader that takes or

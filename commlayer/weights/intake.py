@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib
 import socket
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..errors import CommError, MismatchError, PeerLostError
 from ..telemetry import curve
@@ -19,8 +18,8 @@ from ..transport.log import log
 from . import swarm
 from .answer import Arrival, Place
 from .held import Held, Pool
+from .line import Line, Link
 from .message import (
-    ANSWER_MAX_BYTES,
     ASK,
     DONE,
     END,
@@ -38,10 +37,9 @@ from .message import (
     OtherReleaseError,
     Plan,
     Want,
-    tuned,
 )
 from .parts import PUBLISHER
-from .peers import BATCH, Peers
+from .peers import Peers
 from .service import Service
 from .shelf import Shelf
 
@@ -56,8 +54,6 @@ BREAKS = 3
 
 AGAIN_S = 0.01
 """Time between two tries to ask, when a connection has just begun."""
-
-RECONNECT_MOST_MS = 2000
 
 HEARD_S = 8.0
 """Longest time until the publisher says that it has heard a question. Those of releases before HEARD never do. It is
@@ -78,16 +74,6 @@ class Question(NamedTuple):
     pool: Pool | None
 
 
-class Link(NamedTuple):
-    """The connection to the publisher."""
-
-    is_up: bool = False
-    was_up: bool = False
-    refusals: int = 0
-    """Connections without a handshake, before the first one with it."""
-    away_since_s: float = 0.0
-
-
 class Intake:
     """Receives answers for a `Subscription`."""
 
@@ -97,20 +83,8 @@ class Intake:
         self._address, self._endpoint = address, endpoint
         self._is_local = swarm.is_loopback(endpoint.removeprefix("tcp://"))
         self._context = zmq.Context()
-        self._socket = tuned(curve.client(self._context, key, ANSWER_MAX_BYTES))
-        self._socket.rcvhwm = 0
-        # Not `immediate`: with that, libzmq drops what has come when a connection ends, as the last message of all.
-        self._socket.reconnect_ivl_max = RECONNECT_MOST_MS
-        failed = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-        self._news = self._socket.get_monitor_socket(
-            zmq.EVENT_HANDSHAKE_SUCCEEDED
-            | zmq.EVENT_DISCONNECTED
-            | zmq.EVENT_CONNECTED
-            | failed
-            | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-        )
-        self._socket.connect(endpoint)
         self._poller = zmq.Poller()
+        self._line = Line(self._context, key, endpoint, self._poller)
         self._peers = Peers(self._context, key, self._poller)
         self._shelf = Shelf()
         self._service = Service(self._context, key, self._shelf, is_wanted=serves)
@@ -136,12 +110,10 @@ class Intake:
         self._events: deque[Arrival | BaseException | None] = deque()
         self._failure: CommError | None = None
         """What ended the thread."""
-        self.link = Link(away_since_s=time.monotonic())
         self._wake, self._woken = socket.socketpair()
         self._wake.setblocking(False)
         self._woken.setblocking(False)
-        for watched in (self._socket, self._news, self._woken):
-            self._poller.register(watched, zmq.POLLIN)
+        self._poller.register(self._woken, zmq.POLLIN)
         self._thread = threading.Thread(target=self._guarded, name="commlayer-read", daemon=True)
         self._thread.start()
 
@@ -167,7 +139,7 @@ class Intake:
                 self._last = None
             self._shelf.put(held.digest, held.whole)
             if self._service.address:
-                self._say([HOLD, Head(0, version=held.version, digest=held.digest).text()])
+                self._line.say([HOLD, Head(0, version=held.version, digest=held.digest).text()])
             if former is not None:
                 memory = former.memory
                 give = (lambda: None) if pool is None else (lambda: pool.give(memory))
@@ -175,9 +147,14 @@ class Intake:
 
         self._order(change)
 
+    @property
+    def link(self) -> Link:
+        """The state of the connection to the publisher."""
+        return self._line.link
+
     def absent(self) -> None:
         """Begins to measure anew how long the publisher is away."""
-        self.link = self.link._replace(away_since_s=time.monotonic())
+        self._line.absent()
 
     def close(self) -> None:
         """Ends the connections and the thread."""
@@ -203,7 +180,7 @@ class Intake:
             )
             self._tell(self._failure)
         finally:
-            self._socket.disable_monitor()
+            self._line.close()
             self._service.close()
             self._context.destroy(linger=0)
             self._wake.close()
@@ -246,19 +223,10 @@ class Intake:
 
     def _look(self) -> None:
         """Follows the connection."""
-        zmq = curve.load()
-        parse = importlib.import_module("zmq.utils.monitor").parse_monitor_message
-        while self._news.poll(0):
-            event, link = parse(self._news.recv_multipart())["event"], self.link
-            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                self.link = Link(is_up=True, was_up=True)
-                self._is_asked = False
-                self._service.open(self._endpoint, self._poller)
-                self._count_break()
-            elif event == zmq.EVENT_CONNECTED:
-                self.link = link._replace(refusals=link.refusals + (not link.was_up))
-            elif link.is_up:
-                self.link = link._replace(is_up=False, away_since_s=time.monotonic())
+        if self._line.look():
+            self._is_asked = False
+            self._service.open(self._endpoint, self._poller)
+            self._count_break()
 
     def _count_break(self) -> None:
         """A new connection: an answer that was on its way is over."""
@@ -284,11 +252,11 @@ class Intake:
 
     def _ask(self) -> bool:
         """Asks, if there is a question that has not left on this connection. False: it must try again soon."""
-        if self._question is None or self._is_asked or not self.link.is_up:
+        if self._question is None or self._is_asked or not self._line.link.is_up:
             return True
         head, address = self._question.head, self._service.address
         text = Head(self._asked + 1, head.life, head.version, head.digest, head.layout, address=address).text()
-        if not self._say([ASK, text]):
+        if not self._line.say([ASK, text]):
             return False
         self._asked += 1
         self._is_asked = True
@@ -297,7 +265,7 @@ class Intake:
 
     def _check_heard(self) -> None:
         """The publisher is there, but does not say that it has heard the question."""
-        if self._unheard_s is None or not self.link.is_up or self._awake_s - self._unheard_s < HEARD_S:
+        if self._unheard_s is None or not self._line.link.is_up or self._awake_s - self._unheard_s < HEARD_S:
             return
         self._unheard_s = None
         self._fail(
@@ -308,15 +276,6 @@ class Intake:
                 f"of commlayer at the publisher and at its readers; the next call asks again"
             )
         )
-
-    def _say(self, frames: list[Any]) -> bool:
-        """Whether there was room for a message to the publisher."""
-        zmq = curve.load()
-        try:
-            self._socket.send_multipart(frames, flags=zmq.NOBLOCK)
-        except zmq.Again:
-            return False
-        return True
 
     def _fail(self, error: BaseException) -> None:
         """Ends the question with an error: the next call asks again."""
@@ -332,12 +291,7 @@ class Intake:
 
     def _hear(self) -> None:
         """Takes messages of the publisher."""
-        zmq = curve.load()
-        for _ in range(BATCH):
-            try:
-                frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
-                return
+        for frames in self._line.hear():
             try:
                 if len(frames) != 3:
                     raise ValueError(f"a message of {len(frames)} frames")
@@ -411,7 +365,7 @@ class Intake:
                 self._peers.want(arrival.book.sources[seat], self._want(arrival, seat))
         if arrival.is_complete:
             if arrival.plan.is_shared:
-                self._say([DONE, Head(arrival.head.request).text()])
+                self._line.say([DONE, Head(arrival.head.request).text()])
             self._arrival, self._question, self._last, self._breaks = None, None, arrival, 0
             self._tell(arrival)
 
@@ -425,11 +379,11 @@ class Intake:
 
     def _tell_passed(self, arrival: Arrival) -> None:
         """Tells the publisher that parts have passed through this reader, so that it deals others to it."""
-        if arrival.own is None or arrival.book is None:
+        if not arrival.plan.deal or arrival.book is None:
             return
-        passed = self._shelf.passed(arrival.plan.name, arrival.own)
-        want = self._want(arrival, arrival.own)
-        if passed > self._took and self._say([TOOK, dataclasses.replace(want, at=passed).text()]):
+        passed = self._shelf.passed(arrival.plan.name, arrival.plan.own)
+        want = self._want(arrival, arrival.plan.own)
+        if passed > self._took and self._line.say([TOOK, dataclasses.replace(want, at=passed).text()]):
             self._took = passed
 
     def _hear_peers(self) -> None:
@@ -478,4 +432,4 @@ class Intake:
         """Asks the publisher for the rest of a seat."""
         if arrival.book is not None:
             arrival.book.turn_to_publisher(seat)
-            self._say([LACK, self._want(arrival, seat, why).text()])
+            self._line.say([LACK, self._want(arrival, seat, why).text()])

@@ -122,7 +122,14 @@ class Plan:
         found = _read(cls, text)
         if not found.sources:
             raise ValueError("a plan without sources")
+        if found.deal and PUBLISHER not in found.sources:
+            raise ValueError("a deal without a seat of the reader's own")
         return found
+
+    @property
+    def own(self) -> int:
+        """The seat of a deal whose parts the publisher gives to this reader, which passes them on."""
+        return self.sources.index(PUBLISHER)
 
     @property
     def is_shared(self) -> bool:

@@ -52,6 +52,11 @@ def grace_s(took_s: float, parts: int, seats: int) -> float:
     return min(max(GRACE_FACTOR * usual_s, GRACE_LEAST_S), GRACE_MOST_S)
 
 
+def number_of(seat: int, at: int, seats: int) -> int:
+    """The part that is number `at` of a seat, without a deal: the seats take turns."""
+    return seat + at * seats
+
+
 class Book:
     """The parts of one content that have come to a reader."""
 
@@ -94,7 +99,7 @@ class Book:
         come, is_present = len(self.come[seat]), source == self.sources[seat]
         if at > come and is_present:
             raise ValueError(f"part {at} of seat {seat}, not part {come}")
-        if not self.deal and number != seat + at * len(self.sources):
+        if not self.deal and number != number_of(seat, at, len(self.sources)):
             raise ValueError(f"part {number}, which is not part {at} of seat {seat}")
         if at == come and is_present and number in self._has:
             raise ValueError(f"part {number} as part {at} of seat {seat}, and of another one before")

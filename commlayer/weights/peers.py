@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import time
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -25,14 +24,7 @@ class Peer:
         zmq = curve.load()
         self.socket = tuned(curve.client(context, key, ANSWER_MAX_BYTES))
         self.socket.rcvhwm = BATCH
-        self.news = self.socket.get_monitor_socket(
-            zmq.EVENT_HANDSHAKE_SUCCEEDED
-            | zmq.EVENT_DISCONNECTED
-            | zmq.EVENT_CONNECT_RETRIED
-            | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-            | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-            | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-        )
+        self.news = curve.monitor(self.socket, zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED)
         self.socket.connect(f"tcp://{address}")
         self._since_s = time.monotonic()
         self._is_linked = False
@@ -40,9 +32,8 @@ class Peer:
     def failure(self) -> str:
         """What has ended the connection; empty: nothing."""
         zmq = curve.load()
-        parse = importlib.import_module("zmq.utils.monitor").parse_monitor_message
-        while self.news.poll(0):
-            if parse(self.news.recv_multipart())["event"] != zmq.EVENT_HANDSHAKE_SUCCEEDED:
+        for found in curve.events(self.news):
+            if found["event"] != zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 return "its connection ended" if self._is_linked else "it was not reached"
             self._is_linked = True
         if not self._is_linked and time.monotonic() - self._since_s > REACH_S:

@@ -107,7 +107,8 @@ def publish(model: State, address: str, *, secret_file: str | None = None) -> Pu
     A reader gets the difference to the version that it holds, coded near its entropy, or the whole state where that is
     shorter; the result has the same bits. After PULSE (arXiv 2602.03839): at the learning rates of reinforcement
     learning, about 1 % of bf16 weights change in a step. The publisher needs memory for up to four copies of the
-    state, one more for each older version that is still sent as a whole, and some MiB for each reader that it sends to.
+    state, as much as one more for the differences that it keeps, one more for each older version that is still sent as
+    a whole, and some MiB for each reader that it sends to.
     See docs/publish.md.
 
     Raises ConfigError for an address that is none or is taken, for a missing or unreadable secret, for a state with

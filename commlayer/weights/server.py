@@ -118,8 +118,8 @@ class Server:
     def close(self, wait_s: float) -> None:
         """Tells each reader that no version follows, once it holds the latest, but all of them after `wait_s`; ends the
         threads."""
-        self._end_s = time.monotonic() + wait_s
-        self._tell()
+        end_s = time.monotonic() + wait_s
+        self._do(lambda: self._end_at(end_s))  # after the latest version, which is handed over in the same way
         self._thread.join(wait_s + 2 * FAREWELL_S)
         self._coder.close()
         self._wake.close()
@@ -131,6 +131,9 @@ class Server:
         except BaseException as error:
             log.warning("commlayer.publish: its thread ended: %s", error, exc_info=True)
             self._error = error
+
+    def _end_at(self, end_s: float) -> None:
+        self._end_s = end_s
 
     def _abandon(self) -> None:
         self._is_closing = True
@@ -199,7 +202,7 @@ class Server:
         if departure is None:
             return
         if departure.deal is not None:
-            departure.deal.leave(departure.own)
+            departure.deal.leave(departure.plan.own)
         if departure.held is not None:
             self._give_back(departure.held)
 
@@ -285,7 +288,7 @@ class Server:
             if kind == message.LACK:
                 self._help(reader, departure, want)
             elif departure.deal is not None:
-                departure.deal.passed(departure.own, want.at)
+                departure.deal.passed(departure.plan.own, want.at)
             return
         head = Head.read(text)
         address = swarm.address_of(head.address) if head.address else ""
@@ -375,7 +378,7 @@ class Server:
         now_s = time.monotonic()
         size = self._layout.bytes if code is None else code.size
         if size < swarm.SHARED_LEAST_BYTES or not reader.shares(now_s):
-            self._begin(question, held, code, "", [PUBLISHER], {})
+            self._begin(question, self._current(held, code), code, "", [PUBLISHER], {})
             return
         name = "whole" if code is None else f"{self._life} {question.head.version} {held.version}"
         first = Gathering(now_s + GATHER_S, held, code, {})
@@ -389,15 +392,18 @@ class Server:
             if now_s < gathering.until_s and able > set(gathering.questions):
                 continue
             del self._gatherings[name]
-            whole = (self._latest or gathering.held) if gathering.code is None else None
-            held = whole or gathering.held
-            shared = name if whole is None else held.digest
+            held = self._current(gathering.held, gathering.code)
+            shared = held.digest if gathering.code is None else name
             questions = [question for question in gathering.questions.values() if question.reader in self._readers]
             asking = [self._readers[question.reader] for question in questions]
             holders = [reader for reader in self._readers.values() if reader.gives(shared)]
             deals: dict[tuple[str, ...], tuple[int, Deal]] = {}
             for question, sources in zip(questions, swarm.deal(asking, holders, now_s), strict=True):
                 self._begin(question, held, gathering.code, shared, sources, deals)
+
+    def _current(self, held: Held, code: Code | None) -> Held:
+        """The version to send: that to which a difference leads, or else the latest."""
+        return held if code is not None or self._latest is None else self._latest
 
     def _begin(
         self,
@@ -410,8 +416,6 @@ class Server:
     ) -> None:
         """Begins to send a version. `deals`: of groups of readers, by their addresses."""
         asked, reader = question.head, question.reader
-        whole = (self._latest or held) if code is None else None
-        held = whole or held
         layout = b"" if asked.layout == self._layout.fingerprint else self._layout.text
         source = held.whole if code is None else code
         deal, number = None, 0
@@ -432,10 +436,10 @@ class Server:
             layout_bytes=len(layout),
             tags_bytes=TAG_BYTES * held.whole.parts if plan.is_shared and code is None else 0,
         )
-        kind = DIFFERENCE if whole is None else WHOLE
+        kind, sent = (WHOLE, held) if code is None else (DIFFERENCE, None)
         self._end_departure(reader)
         self._readers[reader].sent = name
-        self._departures[reader] = Departure(kind, head, plan, layout, source, whole, deal)
+        self._departures[reader] = Departure(kind, head, plan, layout, source, sent, deal)
 
 
 def raised(error: BaseException | None) -> None:

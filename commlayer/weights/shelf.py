@@ -11,7 +11,7 @@ from .answer import Place, part
 from .content import Content
 from .message import GONE, Want
 from .outlet import Outlet
-from .parts import PUBLISHER, Book
+from .parts import PUBLISHER, Book, number_of
 
 WANTS_MOST = 32
 """Seats that one reader waits for."""
@@ -43,7 +43,7 @@ class Item(NamedTuple):
         if want.deal:
             come = self.book.come[want.seat] if self.book is not None else []
             return come[at] if at < len(come) else None
-        number = want.seat + at * want.seats
+        number = number_of(want.seat, at, want.seats)
         is_here = number < self.content.parts if self.book is None else self.book.has(number)
         return number if is_here else None
 
@@ -53,7 +53,7 @@ class Item(NamedTuple):
         if want.deal:
             return counts is not None and at >= counts[want.seat]
         parts = self.content.parts if self.book is None else self.book.parts
-        return parts is not None and want.seat + at * want.seats >= parts
+        return parts is not None and number_of(want.seat, at, want.seats) >= parts
 
 
 class Lending:

@@ -192,13 +192,13 @@ def _long_turns(rank: int, size: int, delay: int) -> tuple[list[int], int]:
     if rank == 2:
         store.wait(["begun"])
     else:
-        ranks.init(rank, 2, timeout=timedelta(seconds=4))
+        ranks.init(rank, 2, timeout=timedelta(seconds=3))
     model = Net()
     local = _local(model, every=2, fragments=1, delay=delay, join=store if rank == 2 else None)
     with local:
         while len(local.ranks) < 3 and local.steps < 16:
             store.set("begun", "")
-            time.sleep(3.0)
+            time.sleep(1.7)
             train(model, local._optimizer, rank, [local.steps])
     if rank < 2:
         dist.destroy_process_group()

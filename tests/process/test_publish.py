@@ -455,6 +455,28 @@ def test_the_end_reaches_every_reader(address: str) -> None:
         assert seen == [[1, 2]] * 3
 
 
+def test_a_version_that_was_committed_just_before_the_end_is_read(address: str) -> None:
+    """The publisher closes while its thread hears a reader that asks for the next version."""
+    publisher, reader = commlayer.publish(state(), address), commlayer.subscribe(address)
+    server: Any = publisher._server
+    publisher.commit(1)
+    seen = [next(reader).number]
+    hear = server._hear
+    closing = threading.Thread(target=publisher.close, args=(PATIENCE_S,))
+
+    def late() -> bool:
+        server._hear = hear
+        publisher.commit(2)
+        closing.start()
+        time.sleep(0.2)  # it has told the thread by now
+        return bool(hear())
+
+    server._hear = late
+    seen += [version.number for version in reader]
+    closing.join()
+    assert seen == [1, 2]
+
+
 def secret(path: Path, content: bytes) -> str:
     path.write_bytes(content)
     path.chmod(0o600)

@@ -1,27 +1,58 @@
 """The example as a user starts it: the same job on both backends, and through the hook, must learn the same."""
 
+import importlib
 import json
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 
+from commlayer.tools.bench.launch import free_port
 from tests import ROOT, ranks
 
 SCRIPT = ROOT / "examples" / "train_gpt.py"
 SMALL = ["--steps", "20", "--batch", "2", "--context", "16", "--width", "32", "--layers", "1", "--heads", "2"]
-HANG_S = 80.0  # a rank that takes longer prints its stacks and ends
 FLOAT_ROUNDING = 1e-3  # gradients are added in another order; 20 steps amplify the last bits
 
 
 def train(metrics: Path, *arguments: str) -> list[dict[str, Any]]:
     ranks.torchrun(SCRIPT, *SMALL, *arguments, "--metrics", str(metrics), OMP_NUM_THREADS="1")
+    return read(metrics)
+
+
+def read(metrics: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
+
+
+def _main(rank: int, size: int, metrics: Path, port: int, drifts: bool) -> None:
+    """The example on gloo, without torchrun; its last rank has other weights in the end if it `drifts`."""
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    sys.path.insert(0, str(SCRIPT.parent))
+    example: Any = importlib.import_module(SCRIPT.stem)
+    digest = example.parameters_digest
+
+    def drifted(model: Any) -> Any:
+        if dist.get_rank() == size - 1:
+            next(model.parameters()).data.view(-1)[0] += 1e-3
+        return digest(model)
+
+    if drifts:
+        example.parameters_digest = drifted
+    sys.argv = [str(SCRIPT), *SMALL, "--backend", "gloo", "--metrics", str(metrics)]
+    example.main()
+
+
+def train_on_gloo(metrics: Path, *, drifts: bool) -> list[dict[str, Any]]:
+    ranks.run(_main, 2, metrics, free_port(), drifts)
+    return read(metrics)
 
 
 @pytest.fixture(scope="module")
 def on_gloo(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    return train(tmp_path_factory.mktemp("gloo") / "metrics.jsonl", "--backend", "gloo")
+    return train_on_gloo(tmp_path_factory.mktemp("gloo") / "metrics.jsonl", drifts=False)
 
 
 @pytest.mark.parametrize(
@@ -40,24 +71,5 @@ def test_learns_the_same_as_on_gloo(on_gloo: list[dict[str, Any]], tmp_path: Pat
 
 
 def test_replicas_that_drifted_apart_are_reported(tmp_path: Path) -> None:
-    drift = tmp_path / "drift.py"
-    drift.write_text(
-        f"""
-import faulthandler, sys, torch
-faulthandler.dump_traceback_later({HANG_S}, exit=True)
-sys.path.insert(0, {str(SCRIPT.parent)!r})
-import train_gpt
-digest = train_gpt.parameters_digest
-def drifted(model):
-    if torch.distributed.get_rank() == 1:
-        next(model.parameters()).data.view(-1)[0] += 1e-3
-    return digest(model)
-train_gpt.parameters_digest = drifted
-train_gpt.main()
-""",
-        encoding="utf-8",
-    )
-    metrics = tmp_path / "metrics.jsonl"
-    ranks.torchrun(drift, *SMALL, "--backend", "gloo", "--metrics", str(metrics), OMP_NUM_THREADS="1")
-    summary = json.loads(metrics.read_text(encoding="utf-8").splitlines()[-1])
+    summary = train_on_gloo(tmp_path / "metrics.jsonl", drifts=True)[-1]
     assert summary["replicas_identical"] is False

@@ -1,5 +1,7 @@
 """The bench from end to end, as a user starts it."""
 
+import contextlib
+import io
 import json
 import os
 import subprocess
@@ -9,7 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests import ROOT
+from commlayer.tools.bench import launch, worker
+from commlayer.tools.bench.spec import BackendSpec, Spec
+from tests import ROOT, ranks
 
 needs_root = pytest.mark.needs_root
 SHORT = ["--rounds", "2", "--iters", "6", "--warmup", "2"]
@@ -55,14 +59,27 @@ def test_two_ranks_of_gloo(tmp_path: Path) -> None:
         assert result["tcp_congestion_control"]  # gloo's connections were found and asked
 
 
+def _measured(rank: int, size: int, spec: str, port: int) -> tuple[int, str, str]:
+    """The exit status and the output of a rank that the bench has started."""
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank), MASTER_PORT=str(port))
+    with contextlib.redirect_stdout(io.StringIO()) as shown, contextlib.redirect_stderr(io.StringIO()) as said:
+        status = worker.run(Spec.from_json(spec))
+    return status, shown.getvalue(), said.getvalue()
+
+
+def measured(backends: str, size_bytes: int, **given: Any) -> list[tuple[int, str, str]]:
+    """The same as `bench`, in two processes that need not import torch."""
+    named = tuple(map(BackendSpec.parse, backends.split(",")))
+    spec = Spec(named, (size_bytes,), rounds=2, iters=6, warmup=2, **given)
+    environ = {"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
+    return ranks.run(_measured, 2, spec.to_json(), launch.free_port(), environ=environ)
+
+
 def test_one_wrong_element_in_one_run_fails(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
-    done = bench(
-        *("--backends", "gloo,corrupting", "--import", "tests.process.bench.corrupting", "--sizes", "4K"),
-        *("--json", str(out), *SHORT),
-    )
-    assert done.returncode == 1, done.stderr
-    assert "FAILED" in done.stdout
+    found = measured("gloo,corrupting", 4096, imports=("tests.process.bench.corrupting",), json_path=str(out))
+    assert [status for status, *_ in found] == [1, 1]
+    assert "FAILED" in found[0][1]
     wrong = {result["backend"]: result["wrong"] for result in json.loads(out.read_text())["results"]}
     assert wrong["gloo"] == 0
     # rank 1's element, which the later runs of the stretch spread to both ranks
@@ -73,20 +90,20 @@ def test_unknown_backend_is_a_clear_error() -> None:
     done = bench("--backends", "gloo,nonesuch", "--sizes", "4K", *SHORT)
     assert done.returncode == 2
     assert "cannot create backend 'nonesuch'" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("given", "says"),
     [
-        ("--timeout 0.0001", "(--timeout 0.0001: give more seconds)"),
-        ("--import nosuchmod", "--import 'nosuchmod': ModuleNotFoundError: No module named 'nosuchmod'"),
+        ({"timeout_s": 0.0001}, "(--timeout 0.0001: give more seconds)"),
+        ({"imports": ["nosuchmod"]}, "--import 'nosuchmod': ModuleNotFoundError: No module named 'nosuchmod'"),
     ],
 )
-def test_an_impossible_run_ends_with_one_line(arguments: str, says: str) -> None:
-    done = bench("--backends", "gloo", "--sizes", "16M", *SHORT, *arguments.split())
-    assert done.returncode == 2, done.stderr
-    assert says in done.stderr
-    assert "Traceback" not in done.stderr
+def test_an_impossible_run_ends_with_one_line(given: dict[str, Any], says: str) -> None:
+    found = measured("gloo", 16 << 20, **given)
+    assert [status for status, *_ in found] == [2, 2], found
+    assert any(said.startswith("commlayer bench: rank ") and said.endswith(f"{says}\n") for *_, said in found), found
 
 
 def test_under_torchrun_the_ranks_that_are_there_are_used() -> None:

@@ -152,8 +152,8 @@ def test_a_deal_reaches_a_reader_from_all_its_seats() -> None:
     state = held(LAYOUT, 3, 1)
     deal = Deal(state.whole, 2, 0.0)
     leaving_ones, arrivals = [], []
-    for seat in range(2):
-        plan = Plan("name", [PUBLISHER, "10.0.0.2:2"] if seat == 0 else ["10.0.0.1:1", PUBLISHER], 7)
+    plans = Plan("name", [PUBLISHER, "10.0.0.2:2"], 7), Plan("name", ["10.0.0.1:1", PUBLISHER], 7)
+    for plan in plans:
         text, tags_bytes = state.layout.text, content.TAG_BYTES * state.whole.parts
         head = Head(4, "life", 3, state.digest, LAYOUT.fingerprint, -1, len(text), tags_bytes)
         leaving_ones.append(Departure(WHOLE, head, plan, text, state.whole, state, deal))
@@ -165,7 +165,7 @@ def test_a_deal_reaches_a_reader_from_all_its_seats() -> None:
             deal.passed(seat, len(deal.given[seat]))
     for seat, departure in enumerate(leaving_ones):
         own[seat] += messages(departure)
-        assert arrivals[seat].own == seat
+        assert plans[seat].own == seat
         add(arrivals[seat], own[seat][1:])
         assert not arrivals[seat].is_complete
     assert min(map(len, deal.given)) > 3
@@ -273,37 +273,36 @@ def test_damaged_answers_are_refused() -> None:
     state = held(LAYOUT, 3, 1)
     head, sent = whole(state)
     parts = sent[1:]
-    for wrong in (
-        [parts[1]],  # before the text
-        [parts[0], parts[0]],
-        [parts[0], parts[2]],
-        [*parts, [PART, Place(4, 0, len(parts) - 2, len(parts) - 2).pack(), b"x"]],
-        [*parts[:-1], [LAST, Place(4).pack(), b"12345678"]],
-        [*parts[:-1], [LAST, Place(4).pack(), b"1234567"]],
-        [*parts[:-1], [LAST, Place(4).pack(), b""]],
-        [[TEXT, b"short", b"x"]],
-        [[TEXT, parts[0][1], b""]],
-        [[TEXT, parts[0][1], parts[0][2] + b"x"]],
-        [[TEXT, parts[0][1], b"[" * len(parts[0][2])]],
-        [[TEXT, parts[0][1], parts[0][2].replace(b"300000", b"300001")]],
-        [*parts[:-2], [PART, parts[-2][1], parts[-2][2] + b"x"]],
+    for wrong, why in (
+        ([parts[1]], "part 0 before the text"),
+        ([parts[0], parts[0]], "piece 0 of the text, not piece 1"),
+        ([parts[0], parts[2]], "part 1 of seat 0, not part 0"),
+        ([*parts, [PART, Place(4, 0, len(parts) - 2, len(parts) - 2).pack(), b"x"]], "part .* of seat 0"),
+        ([*parts[:-1], [LAST, Place(4).pack(), struct.pack("<Q", 10**6)]], "1000000 parts of a state of"),
+        ([*parts[:-1], [LAST, Place(4).pack(), struct.pack("<Q", 1)]], r"\[1\] parts of the seats, of which"),
+        ([*parts[:-1], [LAST, Place(4).pack(), b"1234567"]], "the number of parts before the text"),
+        ([*parts[:-1], [LAST, Place(4).pack(), b""]], r"\[\] parts of the seats"),
+        ([[TEXT, b"short", b"x"]], "a part without its place"),
+        ([[TEXT, parts[0][1], b""]], "piece 0 of the text"),
+        ([[TEXT, parts[0][1], parts[0][2] + b"x"]], "piece 0 of the text"),
+        ([[TEXT, parts[0][1], b"[" * len(parts[0][2])]], "Expecting value"),
+        ([[TEXT, parts[0][1], parts[0][2].replace(b"300000", b"300001")]], "its layout is another one than it says"),
+        ([*parts[:-2], [PART, parts[-2][1], parts[-2][2] + b"x"]], "bytes for a place of"),
     ):
         arrival = arriving(WHOLE, head, None, None)
-        with pytest.raises(ValueError, match=r"."):
+        with pytest.raises(ValueError, match=why):
             add(arrival, wrong)
-    for kind, changed in (
-        (b"what", {}),
-        (WHOLE, {"layout_bytes": 0}),
-        (DIFFERENCE, {"layout_bytes": -1}),
+    for kind, changed, why in (
+        (b"what", {}, "a message of kind b'what'"),
+        (WHOLE, {"layout": "other", "layout_bytes": 0}, "a state without its layout"),
+        (DIFFERENCE, {}, "of another layout"),
     ):
-        with pytest.raises(ValueError, match=r"."):
-            arriving(kind, Head(**(vars(head) | changed)), None, None)
+        with pytest.raises(ValueError, match=why):
+            arriving(kind, Head(**(vars(head) | changed)), state, None)
     tagged = Head(**(vars(head) | {"layout_bytes": 0, "tags_bytes": 8}))
     for kind in (WHOLE, DIFFERENCE):
         with pytest.raises(ValueError, match="8 bytes of tags of a state of"):
             add(arriving(kind, tagged, state, None), [[TEXT, Place(4).pack(), b"12345678"]])
-    with pytest.raises(ValueError, match="a deal without a seat"):
-        arriving(WHOLE, head, None, None, Plan("name", ["10.0.0.1:1"], 1))
 
 
 def test_parts_of_another_answer_are_left_out() -> None:

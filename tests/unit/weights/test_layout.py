@@ -36,32 +36,35 @@ def test_a_layout_comes_back_from_its_text() -> None:
 
 
 @pytest.mark.parametrize(
-    "entries",
+    ("entries", "why"),
     [
-        {},
-        [1],
-        [["a", "float32", [2]]],
-        [["a", "float31", [2], -1]],
-        [[1, "float32", [2], -1]],
-        [["a", [], [2], -1]],
-        [["a", {}, [2], -1]],
-        [["a", "float32", 2, -1]],
-        [["a", "float32", [-2], -1]],
-        [["a", "float32", [True], -1]],
-        [["a", "float32", [2], 0]],
-        [["a", "float32", [2], -1], ["b", "float32", [3], 0]],
-        [["a", "float32", [2], -1], ["b", "float32", [2], 0], ["c", "float32", [2], 1]],
-        [["a", "float32", [2], -1], ["b", "int32", [2], 0]],
+        ({}, "a layout is a list"),
+        ([1], "an entry has a name"),
+        ([["a", "float32", [2]]], "an entry has a name"),
+        ([[1, "float32", [2], -1]], "an entry has a name"),
+        ([["a", "float31", [2], -1]], "'a' is of the unknown type 'float31'"),
+        ([["a", [], [2], -1]], "an entry has a name"),
+        ([["a", {}, [2], -1]], "an entry has a name"),
+        ([["a", "float32", 2, -1]], "'a' has no shape"),
+        ([["a", "float32", [-2], -1]], "'a' has no shape"),
+        ([["a", "float32", [True], -1]], "'a' has no shape"),
+        ([["a", "float32", [2], 0]], "'a' has the memory of an unknown tensor"),
+        ([["a", "float32", [2], -1], ["b", "float32", [3], 0]], "'b' has the memory of a tensor with another shape"),
+        (
+            [["a", "float32", [2], -1], ["b", "float32", [2], 0], ["c", "float32", [2], 1]],
+            "'c' has the memory of a tensor with another shape",
+        ),
+        ([["a", "float32", [2], -1], ["b", "int32", [2], 0]], "'b' has the memory of a tensor with another shape"),
     ],
 )
-def test_other_texts_are_refused(entries: object) -> None:
-    with pytest.raises(ValueError, match=r"."):
+def test_other_texts_are_refused(entries: object, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
         Layout.read(json.dumps(entries).encode())
 
 
 def test_bytes_that_are_no_json_are_refused() -> None:
-    for text in (b"", b"\xff", b"[" * 100_000):
-        with pytest.raises(ValueError, match=r"."):
+    for text, why in ((b"", "Expecting value"), (b"\xff", "decode"), (b"[" * 100_000, "nested too deeply")):
+        with pytest.raises(ValueError, match=why):
             Layout.read(text)
 
 

@@ -89,10 +89,15 @@ def test_readers_without_an_address_get_all_from_the_publisher() -> None:
     assert deal([Reader(0), *readers(2)], readers(3, first=5), 0.0)[0] == [PUBLISHER]
 
 
-@pytest.mark.parametrize("text", ["", "host:1", "10.0.0.1", "10.0.0.1:0", "10.0.0.1:x", "10.0.0.1:70000"])
+@pytest.mark.parametrize("text", ["", "10.0.0.1", "10.0.0.1:0", "10.0.0.1:x", "10.0.0.1:70000"])
 def test_other_addresses_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"."):
+    with pytest.raises(ValueError, match="use HOST:PORT"):
         address_of(text)
+
+
+def test_names_of_hosts_are_refused() -> None:
+    with pytest.raises(ValueError, match="'host' does not appear to be an IPv4 or IPv6 address"):
+        address_of("host:1")
 
 
 def test_addresses_are_those_of_zmq() -> None:
