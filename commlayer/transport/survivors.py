@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
 from ..errors import CommError, OperationTimeoutError
@@ -63,7 +63,9 @@ class Survivors:
         names itself. One that lives may find itself in the result: the others go on without it. None: a member has
         called `finish`.
 
-        Raises OperationTimeoutError, which names the members that are awaited, and CommError without a Store.
+        Members that have not come within the timeout, as a frozen process, are gone, too, if more than half of the
+        others have. Otherwise raises OperationTimeoutError, which names the members that are awaited; CommError
+        without a Store.
         """
         with store_errors(lambda text: CommError(f"rank {self._own}: {text}")):
             return self._agree(set(gone), timeout_s)
@@ -106,6 +108,9 @@ class Survivors:
             elif not (leaves and texts) and all(theirs == gone for theirs in texts.values()):
                 joining = self._store.get(INVITED).decode() if self._store.check([INVITED]) else "[]"
                 self._store.compare_set("verdict", "", json.dumps([sorted(gone), json.loads(joining)]))
+            elif time.monotonic() > end and (absent := self._absent(texts)):
+                gone |= absent
+                end = time.monotonic() + timeout_s
             elif time.monotonic() > end:
                 late = ", ".join(str(member) for member, theirs in sorted(texts.items()) if theirs != gone)
                 raise OperationTimeoutError(
@@ -116,6 +121,11 @@ class Survivors:
                 time.sleep(PAUSE_S)
         verdict = json.loads(self._store.get("verdict"))
         return None if verdict is None else Verdict(set(verdict[0]), verdict[1])
+
+    def _absent(self, texts: Mapping[int, set[int] | None]) -> set[int]:
+        """Those that have not come; empty if they are half of this one and the others in `texts`, or more."""
+        absent = {member for member, theirs in texts.items() if theirs is None}
+        return absent if 2 * len(absent) < 1 + len(texts) else set()
 
     def _read(self, member: int) -> set[int] | None:
         """Whom another member takes for gone; None: it has not come."""

@@ -72,19 +72,21 @@ def test_too_few_sites_end_the_training() -> None:
     assert [found[rank].result for rank in (0, 1)] == ["PeerLostError"] * 2, found
 
 
-def frozen(rank: int, size: int) -> str:
-    """Rank 1 stops: for the others, it is a process of another host. When it wakes, they have gone on."""
-    vars(party)["host_key"] = lambda: f"host {rank}"
+def frozen(rank: int, size: int, is_here: bool) -> str:
+    """Rank 1 stops: for the others, it is a process of another host, or of this one. When it wakes, they have gone
+    on."""
+    if not is_here:
+        vars(party)["host_key"] = lambda: f"host {rank}"
 
     def freeze(step: int, _: Any) -> None:
         if (rank, step) == (1, 3):
             if os.fork() == 0:
-                time.sleep(6.0)
+                time.sleep(7.0)
                 os.kill(os.getppid(), signal.SIGCONT)
                 os._exit(0)
             os.kill(os.getpid(), signal.SIGSTOP)
 
-    ranks.init(rank, size)
+    ranks.init(rank, size, timeout=timedelta(seconds=3 if is_here else 30))
     try:
         run(Net(), rank, 12, freeze, min_sites=1)
     except commlayer.PeerLostError as error:
@@ -92,8 +94,10 @@ def frozen(rank: int, size: int) -> str:
     return "went on"
 
 
-def test_a_frozen_site_learns_that_the_others_went_on() -> None:
-    found = ranks.results(ranks.outcomes(frozen, 3, environ={**ranks.UDP, "COMMLAYER_PEER_TIMEOUT_S": "2"}), ())
+@pytest.mark.parametrize("is_here", [False, True], ids=["another host", "this host"])
+def test_a_frozen_site_learns_that_the_others_went_on(is_here: bool) -> None:
+    environ = {**ranks.UDP, "COMMLAYER_PEER_TIMEOUT_S": "1" if is_here else "2"}
+    found = ranks.results(ranks.outcomes(frozen, 3, is_here, environ=environ), ())
     assert found[0] == found[2] == "went on", found
     assert "gone on without it; end this process" in found[1], found
 

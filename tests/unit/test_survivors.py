@@ -104,6 +104,20 @@ def test_a_member_that_does_not_come_is_named() -> None:
         Survivors(HashStore(), 0, MEMBERS, nobody).agree([3, 4], 0.1)
 
 
+def test_most_members_go_on_without_those_that_do_not_come() -> None:
+    store = HashStore()
+    ends = [Survivors(store, member, range(4), nobody) for member in range(4)]
+    with ThreadPoolExecutor(2) as pool:  # 0 and 1 are two of three
+        found = list(pool.map(lambda end, timeout_s: end.agree([3], timeout_s), ends[:2], (0.2, PATIENCE_S)))
+    assert found == [({2, 3}, [])] * 2
+    assert ends[2].agree([], PATIENCE_S) == ({2, 3}, [])  # when it wakes
+
+
+def test_half_of_the_members_do_not_go_on_without_the_other_half() -> None:
+    with pytest.raises(OperationTimeoutError, match=r"rank 1: rank\(s\) 0 did not agree within 0.1 s"):
+        Survivors(HashStore(), 1, range(2), nobody).agree([], 0.1)
+
+
 def test_without_a_store_there_is_an_error() -> None:
     class Gone:
         def __getattr__(self, name: str) -> Any:
