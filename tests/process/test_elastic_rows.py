@@ -287,6 +287,34 @@ def test_a_row_can_be_one_rank(rank: int, size: int) -> None:
     dist.destroy_process_group()
 
 
+class Distance(Weights):
+    """Its gradient depends on the weights."""
+
+    def forward(self, factor: float) -> torch.Tensor:
+        return 0.1 * ((self.weight - factor) ** 2).sum()
+
+
+@ranks.on(4)
+def test_a_forward_pass_without_a_backward_pass_leaves_no_old_weights(rank: int, size: int) -> None:
+    """The next step, in which this row may have no samples, changes them."""
+    found = []
+    for evaluates in (False, True):
+        model, job = begin(rank, size, Distance())
+        with job:
+            sampler = job.sampler(range(8), 6, shuffle=False, by_speed=False)  # 6, then 2: for the first row alone
+            while sampler.epoch < 2:
+                for _ in sampler:
+                    model(1.0).backward()
+                    job.step()
+                    if evaluates:
+                        with torch.no_grad():
+                            model(1.0)
+        model.reshard()
+        found.append(value_of(model))
+        dist.destroy_process_group()
+    assert found[0] == found[1]
+
+
 @ranks.on(4)
 def test_the_steps_are_those_of_fsdp_over_two_dimensions(rank: int, size: int) -> None:
     """With the norm of all parts."""
@@ -358,6 +386,9 @@ def test_what_rows_cannot_serve_is_refused(rank: int, size: int) -> None:
     fully_shard(apart, mesh=mesh["rows"])
     refused(apart, "has 2 meshes in this model")
     refused(fully_shard(Weights().double(), mesh=mesh["shards"]), "float64 on cpu")
+    averaging: Any = fully_shard(Weights(), mesh=mesh["shards"])
+    commlayer.compress_fsdp(averaging, commlayer.Policy(), replicate=mesh.get_group("rows"))
+    refused(averaging, r"compress_fsdp\(replicate=...\) averages over the rows by itself")
     uneven = [dist.new_group([0]), dist.new_group([1, 2, 3])][rank > 0]
     from torch.distributed.device_mesh import DeviceMesh
 

@@ -20,6 +20,7 @@ that ends, all have made the last step. A rank on which it ends says so in the S
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import threading
@@ -44,7 +45,7 @@ from .membership import ExcludedError, Membership
 from .overlap import Overlap
 from .replica import CODECS, DifferingError, Replica
 from .sampler import Sampler
-from .suited import check_model, check_norm, check_stepped, check_trained, check_world, row_of, size_of
+from .suited import check_model, check_norm, check_stepped, check_trained, check_world, reshard, row_of, size_of
 
 Batch = TypeVar("Batch")
 
@@ -87,7 +88,7 @@ class Job:
         if codec not in CODECS:
             raise ConfigError(f"{who}(codec={codec!r}): use one of {', '.join(CODECS)}")
         self._codec = codec
-        self._replica = Replica(self._state, self._averages, codec)
+        self._replica = Replica(self._state, self._averages, codec, functools.partial(reshard, outermost))
         self._membership = Membership(self._replica, world, Config.from_environment().peer_timeout_s, row)
         self._is_over = join is not None  # no closing round is due
         self._done = True
