@@ -287,6 +287,56 @@ def test_a_row_can_be_one_rank(rank: int, size: int) -> None:
     dist.destroy_process_group()
 
 
+def _end_at(rank: int, size: int, steps: list[int]) -> str:
+    model, job = begin(rank, size)
+    text = ""
+    try:
+        with job:
+            for _ in job.batches(range(steps[rank])):
+                model(1.0).backward()
+                job.step()
+    except commlayer.CommError as error:
+        text = f"{type(error).__name__}: {error}"
+    return text
+
+
+def test_loops_that_end_at_other_steps_than_those_of_another_row() -> None:
+    for each in ranks.outcomes(_end_at, 4, [1, 1, 2, 2], timeout_s=15):
+        assert "MismatchError" in (each.result or ""), each
+
+
+def test_loops_of_a_row_that_end_at_different_steps() -> None:
+    """Rank 1 waits for rank 0 in its forward pass."""
+    ended = ranks.outcomes(_end_at, 4, [1, 2, 2, 2], timeout_s=15)
+    assert ["MismatchError" in (each.result or "") for each in ended] == [True, False, True, False]
+    assert "rank(s) 0 of its row" in (ended[1].result or ""), ended[1]
+
+
+def _ask_rows_of_one_rank(rank: int, size: int) -> int:
+    os.environ["COMMLAYER_PEER_TIMEOUT_S"] = "1"
+    if rank == size - 1:
+        net, store = Weights(), ranks.store()
+        optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
+        refusal = pytest.raises(commlayer.ConfigError, match="fully_shard is not used here and used in the job")
+        with refusal, commlayer.elastic(net, optimizer, join=store) as job:
+            job.sampler(range(8), 4)
+        store.set("refused", "")
+        return 0
+    ranks.init(rank, size - 1, timeout=timedelta(seconds=10))
+    mesh = init_device_mesh("cpu", (size - 1, 1), mesh_dim_names=("rows", "shards"))
+    model: Any = fully_shard(Weights(), mesh=mesh["shards"])
+    with commlayer.elastic(model, torch.optim.SGD(model.parameters(), lr=1.0)) as job:
+        for _ in job.sampler(range(8), 4):
+            ranks.store().wait(["refused"])
+            model(1.0).backward()
+            job.step()
+    return job.steps
+
+
+def test_a_process_cannot_join_rows_of_one_rank() -> None:
+    assert [each.result for each in ranks.outcomes(_ask_rows_of_one_rank, 3, timeout_s=20)] == [2, 2, 0]
+
+
 class Distance(Weights):
     """Its gradient depends on the weights."""
 

@@ -37,6 +37,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from ...config import Config
 from ...errors import ClosedError, CommError, ConfigError, MismatchError, PeerLostError
 from ...transport.log import log
+from ..gradients.fsdp import sharded_modules
 from ..group.newcomers import difference
 from ..group.state import State
 from .averages import Averages
@@ -88,7 +89,9 @@ class Job:
         if codec not in CODECS:
             raise ConfigError(f"{who}(codec={codec!r}): use one of {', '.join(CODECS)}")
         self._codec = codec
-        self._replica = Replica(self._state, self._averages, codec, functools.partial(reshard, outermost))
+        self._replica = Replica(
+            self._state, self._averages, codec, functools.partial(reshard, sharded_modules(outermost))
+        )
         self._membership = Membership(self._replica, world, Config.from_environment().peer_timeout_s, row)
         self._is_over = join is not None  # no closing round is due
         self._done = True
@@ -114,7 +117,7 @@ class Job:
     ) -> None:
         try:
             if kind is None and not self._is_over:
-                self._close()
+                self._end_together()
             elif not isinstance(error, CommError) or isinstance(error, ConfigError):
                 self._give_up(error)
             elif self._is_in_row:
@@ -122,15 +125,28 @@ class Job:
         finally:
             self._release(rests=kind is None)
 
+    def _end_together(self) -> None:
+        """`_close`. If that fails, the other ranks of the row need not wait for this one in their forward pass."""
+        try:
+            self._close()
+        except BaseException as error:
+            if self._is_in_row and isinstance(error, CommError):
+                self._lose_row(error)
+            elif self._is_in_row:
+                self._give_up(error)
+            raise
+
     def _give_up(self, error: BaseException | None) -> None:
         """This rank makes no more steps after an error of its own: the others do not wait until its process ends."""
-        if error is not None and not self._membership.has_left and not self._membership.has_ended:
-            self._membership.withdraw()
+        membership = self._membership
+        if error is not None and membership.is_joined and not membership.has_left and not membership.has_ended:
+            membership.withdraw()
 
     def _lose_row(self, error: CommError) -> None:
         """After an error, the other rows go on without this one. If it was raised outside of `step`, as by a collective
         of FSDP2, and another rank of the row is gone, raises PeerLostError instead."""
-        text = "" if self._is_over else self._membership.world.loss(error)
+        is_known = self._is_over or isinstance(error, MismatchError)
+        text = "" if is_known else self._membership.world.loss(error)
         self._give_up(error)
         if text:
             raise PeerLostError(text) from error
@@ -212,7 +228,8 @@ class Job:
         self._state.check(f"{who}: job.sampler()")
         sampler = Sampler(self, samples, batch_size, shuffle=shuffle, seed=seed, by_speed=by_speed, row_size=row_size)
         own = {"min_size": self._min_size, "clip_norm": self._averages.clip_norm, "codec": self._codec}
-        settings = {"the ranks of a row": row_size, **self._state.settings(), **sampler.settings(), **own}
+        division = {"the ranks of a row": row_size, "fully_shard": "used" if self._is_in_row else "not used"}
+        settings = {**division, **self._state.settings(), **sampler.settings(), **own}
         self._replica.sampler = sampler
         if self._store is not None:
             self._join(self._store, settings)
@@ -336,7 +353,7 @@ class Job:
             newcomers = set(self._replica.listening) if membership.computing else set()
             try:
                 if not newcomers:
-                    membership.world.total(torch.zeros(1))
+                    membership.world.conclude()
                 elif not is_told and self._ask_all(is_step=False):
                     raise MismatchError(f"rank {self.number}: its loop has ended, and that of another rank goes on")
             except (MismatchError, ConfigError):

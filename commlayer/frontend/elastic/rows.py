@@ -78,7 +78,7 @@ class Rows(World):
         return [row for row in self._rows if set(row) <= set(members)]
 
     def whole(self, members: Collection[int]) -> set[int]:
-        return {each for row in self._rows for each in row if not set(row).isdisjoint(members)}
+        return {*members, *(each for row in self._rows for each in row if not set(row).isdisjoint(members))}
 
     @property
     def row(self) -> list[int]:
@@ -139,6 +139,11 @@ class Rows(World):
 
     def total(self, values: Tensor) -> None:
         _reduce(self.all, values, dist.ReduceOp.SUM, is_async=False)
+
+    def conclude(self) -> None:
+        """Begins where a step does, between the ranks of this place: so the two meet."""
+        _reduce(self.peers, torch.zeros(1), dist.ReduceOp.SUM, is_async=False)
+        super().conclude()
 
     def row_fails(self, *, failed: bool) -> bool:
         assert self._group_of_row is not None  # noqa: S101  # for mypy

@@ -67,18 +67,19 @@ def check_model(model: nn.Module, world: Any, who: str) -> None:
             raise ConfigError(f"{who}: the model broadcasts buffers; DistributedDataParallel(broadcast_buffers=False)")
 
 
-def reshard(model: nn.Module) -> None:
+def reshard(modules: Collection[Any]) -> None:
     """Frees the copies of parameters that FSDP2 has gathered: the next forward pass gathers them again."""
-    for module in sharded_modules(model):
+    for module in modules:
         module.reshard()
 
 
 def row_of(model: nn.Module, who: str) -> CommProcessGroup | None:
     """The group between whose ranks `fully_shard` divides the model; None: it does not. Parameters that it has gathered
     are divided again. Raises ConfigError for a model that a job of rows cannot train."""
-    if not sharded_modules(model):
+    modules = sharded_modules(model)
+    if not modules:
         return None
-    reshard(model)
+    reshard(modules)
     _check_type(model, who)
     if averages_replicas(model):
         raise ConfigError(

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from datetime import timedelta
 from typing import Any, ClassVar
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import distributed_c10d as c10d
@@ -67,6 +68,10 @@ class World(Party):
     def total(self, values: Tensor) -> None:
         """Adds the values of all members, in place."""
         dist.all_reduce(values)
+
+    def conclude(self) -> None:
+        """Returns once all members have made all steps. Where another one still steps, both get MismatchError."""
+        self.total(torch.zeros(1))
 
     @property
     def row_size(self) -> int:
