@@ -140,7 +140,7 @@ class Job:
         """This rank makes no more steps after an error of its own: the others do not wait until its process ends."""
         membership = self._membership
         if error is not None and membership.is_joined and not membership.has_left and not membership.has_ended:
-            membership.withdraw()
+            membership.withdraw(error)
 
     def _lose_row(self, error: CommError) -> None:
         """After an error, the other rows go on without this one. If it was raised outside of `step`, as by a collective
@@ -266,9 +266,9 @@ class Job:
                 world.tell_leaving()
             heard = replica.average(world, weight, begun, leaves=leaves, invites=invites) if goes_on else {}
         except DifferingError as error:
-            world.row_fails(failed=False)
+            self._membership.row_fails(failed=False)
             if world.own in error.members:
-                self._membership.withdraw()
+                self._membership.withdraw(error)
                 raise
             log.error("rank %d goes on without rank(s) %s: %s", self.number, sorted(error.members), error)
             self._membership.regroup(error.members)
@@ -277,14 +277,14 @@ class Job:
         except CommError as error:
             log.warning("rank %d: step %d is not made here: %s", self.number, attempted, error)
             world.end()  # all others fail, too, and learn of it
-            world.row_fails(failed=True)
+            self._membership.row_fails(failed=True)
             self._membership.regroup([])
         else:
             if not goes_on:
                 self._close(is_told=True)
             asking = world.whole([member for member, each in heard.items() if each.leaves > 0])
             leavers = self._leavers([member for member in heard if member in asking])
-            has_failed = world.row_fails(failed=False)
+            has_failed = self._row_fails(leaves=world.own in leavers)
             if has_failed:
                 log.warning("rank %d has made step %d, and another rank of its row has not", self.number, attempted)
                 world.end()
@@ -298,6 +298,16 @@ class Job:
         self._is_over = self._membership.has_left
         self._done = self._membership.has_left or replica.made >= attempted
         return replica.made >= attempted
+
+    def _row_fails(self, *, leaves: bool) -> bool:
+        """Whether another rank of this row has not made the step that this one has. `leaves`: the row leaves after
+        it, and its other ranks may have ended already."""
+        try:
+            return self._membership.row_fails(failed=False)
+        except PeerLostError as error:
+            if not leaves or self._membership.world.loss(error.__cause__):
+                raise
+            return False
 
     def _leavers(self, asking: list[int]) -> list[int]:
         """Those that leave now. One that has the state stays until one that will not leave has it."""
@@ -395,9 +405,9 @@ class Job:
                     self.step()
             except ExcludedError as error:
                 log.warning("rank %d asks again to join: %s", self.number, error)
-                self._membership.withdraw()
-            except BaseException:
-                self._membership.withdraw()  # else the others wait for this process as long as it lives
+                self._membership.withdraw(error)
+            except BaseException as error:
+                self._membership.withdraw(error)  # else the others wait for this process as long as it lives
                 raise
             else:
                 self._is_over = self.left

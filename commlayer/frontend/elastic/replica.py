@@ -270,6 +270,18 @@ class Replica:
 
     # ---- a new WORLD ----
 
+    def progress(self) -> tuple[float, float]:
+        """What the other ranks of this row must know if the row leaves: the steps made here, and the norm of this
+        rank's part of the averages, of those that are due if it holds them."""
+        return float(self.made), self._norms[max(self._norms)] if self._norms else 0.0
+
+    def follow_row(self, world: World, told: Sequence[Sequence[float]]) -> None:
+        """Makes the step that only other ranks of this row have made: it leaves, and meets nobody. `told`: the
+        `progress` of each rank of the row."""
+        if self._held is not None and any(made > self.made for made, _ in told):
+            norms = {each: norm for each, (_, norm) in zip(world.row, told, strict=True)}
+            self._apply(self._held, self._whole_norm(world, norms))
+
     def report(self) -> dict[str, Any]:
         """What the other members of a new WORLD must know."""
         return {

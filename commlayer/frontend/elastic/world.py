@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, ClassVar
 
@@ -91,13 +91,19 @@ class World(Party):
         """The members by place: those that have the same part of the model, by rows."""
         return [list(self.members)]
 
-    def row_fails(self, *, failed: bool) -> bool:
-        """Whether one of this row has `failed`. All its ranks call: without one of them, the rest of the row would wait
-        in the next forward pass."""
-        return failed
+    def tell_row(self, own: Sequence[float]) -> list[list[float]]:
+        """What each rank of this row tells, in the order of `row`. All its ranks call. Raises PeerLostError if they
+        cannot."""
+        return [list(own)]
 
     def tell_leaving(self) -> None:
         """This member is about to leave, and its row with it. Idempotent."""
+
+    def tell_left(self) -> None:
+        """This member has left: its process may end."""
+
+    def tell_end(self, cause: BaseException) -> None:
+        """This member makes no more steps, because of this error."""
 
     def is_row_leaving(self) -> bool:
         """Whether another member of this row is."""
