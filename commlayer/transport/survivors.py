@@ -80,12 +80,6 @@ class Survivors:
         """Names those that join. For one member, before the others come to the agreement."""
         self._store.set(INVITED, json.dumps(sorted(newcomers)))
 
-    def withdrawn(self, members: Collection[int]) -> set[int]:
-        """Those of the members that have called `withdraw`, or want to leave. Empty without a Store."""
-        with contextlib.suppress(RuntimeError):
-            return {member for member in members if member in (self._read(member) or ())}
-        return set()
-
     def withdraw(self) -> None:
         """This member is gone, and does not wait for the others. Does nothing without a Store."""
         with contextlib.suppress(RuntimeError):

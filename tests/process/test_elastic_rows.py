@@ -178,8 +178,9 @@ def test_a_rank_that_ends_in_the_forward_pass(how: str) -> None:
         value, elapsed_s, text = ended[rank].result
         assert elapsed_s < 15  # of a timeout of 20
         if rank == 3:
-            assert text.startswith("rank 3: rank(s) 2 of its row, 2, 3, died or ended")
-            assert "rank(s) 0, 1 go on without this row; end this process" in text
+            assert text.startswith("rank 3: rank(s) 2 of its row, 2, 3, ")
+            assert ("died" if how == "killed" else "gave up (KeyError: 'a fault of the loop')") in text
+            assert "rank(s) 0, 1 can go on without this row; end this process" in text
         else:
             assert value == pytest.approx(-(2.5 + 3 * 1.5))
 
@@ -287,6 +288,158 @@ def test_a_row_can_be_one_rank(rank: int, size: int) -> None:
     dist.destroy_process_group()
 
 
+def _end_at(rank: int, size: int, steps: list[int]) -> str:
+    model, job = begin(rank, size)
+    text = ""
+    try:
+        with job:
+            for _ in job.batches(range(steps[rank])):
+                model(1.0).backward()
+                job.step()
+    except commlayer.CommError as error:
+        text = f"{type(error).__name__}: {error}"
+    return text
+
+
+def test_loops_that_end_at_other_steps_than_those_of_another_row() -> None:
+    for each in ranks.outcomes(_end_at, 4, [1, 1, 2, 2], timeout_s=15):
+        assert "MismatchError" in (each.result or ""), each
+
+
+def test_loops_of_a_row_that_end_at_different_steps() -> None:
+    """Rank 1 waits for rank 0 in its forward pass."""
+    ended = ranks.outcomes(_end_at, 4, [1, 2, 2, 2], timeout_s=15)
+    assert [(each.result or "").startswith("MismatchError") for each in ended] == [True, False, True, False]
+    assert "rank(s) 0 of its row" in (ended[1].result or ""), ended[1]
+
+
+def _ask_rows_of_one_rank(rank: int, size: int) -> int:
+    os.environ["COMMLAYER_PEER_TIMEOUT_S"] = "1"
+    if rank == size - 1:
+        net, store = Weights(), ranks.store()
+        optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
+        refusal = pytest.raises(commlayer.ConfigError, match="fully_shard is not used here and used in the job")
+        with refusal, commlayer.elastic(net, optimizer, join=store) as job:
+            job.sampler(range(8), 4)
+        store.set("refused", "")
+        return 0
+    ranks.init(rank, size - 1, timeout=timedelta(seconds=10))
+    mesh = init_device_mesh("cpu", (size - 1, 1), mesh_dim_names=("rows", "shards"))
+    model: Any = fully_shard(Weights(), mesh=mesh["shards"])
+    with commlayer.elastic(model, torch.optim.SGD(model.parameters(), lr=1.0)) as job:
+        for _ in job.sampler(range(8), 4):
+            ranks.store().wait(["refused"])
+            model(1.0).backward()
+            job.step()
+    return job.steps
+
+
+def test_a_process_cannot_join_rows_of_one_rank() -> None:
+    assert [each.result for each in ranks.outcomes(_ask_rows_of_one_rank, 3, timeout_s=20)] == [2, 2, 0]
+
+
+def _leave_as_one_dies(rank: int, size: int, victim: int, part: str) -> tuple[bool, int, float, str]:
+    """The row of ranks 2 and 3 is to leave in the second step. Rank 3 does not learn that it has been made."""
+    model, job = begin(rank, size, clip_norm=1.0)
+    text = ""
+    if part == "average" and rank == victim:
+        disturb(job, 1, [], part=part, victim=victim)
+    elif part == "total":
+        disturb(job, size, [3], part=part, victim=victim)
+    try:
+        with job:
+            for batch in job.batches(range(3)):
+                model(float(rank + 1)).backward()
+                if (rank, batch) == (2, 1):
+                    job.leave()
+                job.step()
+    except commlayer.PeerLostError as error:
+        text = str(error)
+    return job.left, job.steps, value_of(model), text
+
+
+def test_a_row_that_leaves_has_made_its_last_step_on_all_ranks_or_on_none() -> None:
+    ended = ranks.outcomes(_leave_as_one_dies, 6, 4, "total", timeout_s=20)
+    left, steps, value, _ = ended[2].result
+    assert (left, steps) == (True, 2)
+    assert ended[3].result == (True, 2, value, "")
+    for rank in (0, 1):
+        assert ended[rank].result[:2] == (False, 3)
+
+
+def test_a_row_that_was_to_leave_names_its_dead_rank() -> None:
+    ended = ranks.outcomes(_leave_as_one_dies, 4, 2, "average", timeout_s=20)
+    left, _, _, text = ended[3].result
+    assert not left
+    assert "rank(s) 2 of its row, 2, 3, died" in text
+    assert [ended[rank].result[:2] for rank in (0, 1)] == [(False, 3)] * 2
+
+
+def _lose_the_group_of_a_row(rank: int, size: int, how: str) -> tuple[int, str]:
+    model, job = begin(rank, size)
+    real, store = Rows.tell_row, ranks.store()
+
+    def tell_row(self: Rows, own: Any) -> Any:
+        if job.steps == 2 and rank == 2 and how == "aborted":
+            assert self._group_of_row is not None
+            self._group_of_row.abort()
+        elif job.steps == 2 and rank == 2:
+            store.wait(["timed out"])
+        elif job.steps == 2 and rank == 3:
+            self.options._timeout = timedelta(seconds=1)  # WORLD's: that of FSDP2's groups is 30 minutes
+        return real(self, own)
+
+    Rows.tell_row = tell_row  # type: ignore[method-assign]
+    text = ""
+    try:
+        with job:
+            for _ in job.batches(range(4)):
+                model(1.0).backward()
+                job.step()
+    except commlayer.PeerLostError as error:
+        text = str(error)
+    if rank == 3:
+        store.set("timed out", "")
+    return job.steps, text
+
+
+@pytest.mark.parametrize("how", ["aborted", "does not come"])
+def test_a_row_whose_group_has_failed_goes_at_once(how: str) -> None:
+    """It is a group of FSDP2's, and is never made again."""
+    ended = ranks.outcomes(_lose_the_group_of_a_row, 4, how, timeout_s=20)
+    assert [ended[rank].result for rank in (0, 1)] == [(4, "")] * 2
+    assert "rank(s) 2 of its row, 2, 3, " in ended[3].result[1]
+    assert "its row, 2, 3" in ended[2].result[1]
+
+
+class Distance(Weights):
+    """Its gradient depends on the weights."""
+
+    def forward(self, factor: float) -> torch.Tensor:
+        return 0.1 * ((self.weight - factor) ** 2).sum()
+
+
+@ranks.on(4)
+def test_a_forward_pass_without_a_backward_pass_leaves_no_old_weights(rank: int, size: int) -> None:
+    """The next step, in which this row may have no samples, changes them."""
+    found = []
+    for evaluates in (False, True):
+        model, job = begin(rank, size, Distance())
+        with job:
+            sampler = job.sampler(range(8), 6, shuffle=False, by_speed=False)  # 6, then 2: for the first row alone
+            while sampler.epoch < 2:
+                for _ in sampler:
+                    model(1.0).backward()
+                    job.step()
+                    if evaluates:
+                        with torch.no_grad():
+                            model(1.0)
+        model.reshard()
+        found.append(value_of(model))
+        dist.destroy_process_group()
+    assert found[0] == found[1]
+
+
 @ranks.on(4)
 def test_the_steps_are_those_of_fsdp_over_two_dimensions(rank: int, size: int) -> None:
     """With the norm of all parts."""
@@ -358,6 +511,9 @@ def test_what_rows_cannot_serve_is_refused(rank: int, size: int) -> None:
     fully_shard(apart, mesh=mesh["rows"])
     refused(apart, "has 2 meshes in this model")
     refused(fully_shard(Weights().double(), mesh=mesh["shards"]), "float64 on cpu")
+    averaging: Any = fully_shard(Weights(), mesh=mesh["shards"])
+    commlayer.compress_fsdp(averaging, commlayer.Policy(), replicate=mesh.get_group("rows"))
+    refused(averaging, r"compress_fsdp\(replicate=...\) averages over the rows by itself")
     uneven = [dist.new_group([0]), dist.new_group([1, 2, 3])][rank > 0]
     from torch.distributed.device_mesh import DeviceMesh
 

@@ -20,6 +20,7 @@ that ends, all have made the last step. A rank on which it ends says so in the S
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import threading
@@ -36,6 +37,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from ...config import Config
 from ...errors import ClosedError, CommError, ConfigError, MismatchError, PeerLostError
 from ...transport.log import log
+from ..gradients.fsdp import sharded_modules
 from ..group.newcomers import difference
 from ..group.state import State
 from .averages import Averages
@@ -44,7 +46,7 @@ from .membership import ExcludedError, Membership
 from .overlap import Overlap
 from .replica import CODECS, DifferingError, Replica
 from .sampler import Sampler
-from .suited import check_model, check_norm, check_stepped, check_trained, check_world, row_of, size_of
+from .suited import check_model, check_norm, check_stepped, check_trained, check_world, reshard, row_of, size_of
 
 Batch = TypeVar("Batch")
 
@@ -87,7 +89,9 @@ class Job:
         if codec not in CODECS:
             raise ConfigError(f"{who}(codec={codec!r}): use one of {', '.join(CODECS)}")
         self._codec = codec
-        self._replica = Replica(self._state, self._averages, codec)
+        self._replica = Replica(
+            self._state, self._averages, codec, functools.partial(reshard, sharded_modules(outermost))
+        )
         self._membership = Membership(self._replica, world, Config.from_environment().peer_timeout_s, row)
         self._is_over = join is not None  # no closing round is due
         self._done = True
@@ -113,7 +117,7 @@ class Job:
     ) -> None:
         try:
             if kind is None and not self._is_over:
-                self._close()
+                self._end_together()
             elif not isinstance(error, CommError) or isinstance(error, ConfigError):
                 self._give_up(error)
             elif self._is_in_row:
@@ -121,15 +125,28 @@ class Job:
         finally:
             self._release(rests=kind is None)
 
+    def _end_together(self) -> None:
+        """`_close`. If that fails, the other ranks of the row need not wait for this one in their forward pass."""
+        try:
+            self._close()
+        except BaseException as error:
+            if self._is_in_row and isinstance(error, CommError):
+                self._lose_row(error)
+            elif self._is_in_row:
+                self._give_up(error)
+            raise
+
     def _give_up(self, error: BaseException | None) -> None:
         """This rank makes no more steps after an error of its own: the others do not wait until its process ends."""
-        if error is not None and not self._membership.has_left and not self._membership.has_ended:
-            self._membership.withdraw()
+        membership = self._membership
+        if error is not None and membership.is_joined and not membership.has_left and not membership.has_ended:
+            membership.withdraw(error)
 
     def _lose_row(self, error: CommError) -> None:
         """After an error, the other rows go on without this one. If it was raised outside of `step`, as by a collective
         of FSDP2, and another rank of the row is gone, raises PeerLostError instead."""
-        text = "" if self._is_over else self._membership.world.loss(error)
+        is_known = self._is_over or isinstance(error, MismatchError)
+        text = "" if is_known else self._membership.world.loss(error)
         self._give_up(error)
         if text:
             raise PeerLostError(text) from error
@@ -211,7 +228,8 @@ class Job:
         self._state.check(f"{who}: job.sampler()")
         sampler = Sampler(self, samples, batch_size, shuffle=shuffle, seed=seed, by_speed=by_speed, row_size=row_size)
         own = {"min_size": self._min_size, "clip_norm": self._averages.clip_norm, "codec": self._codec}
-        settings = {"the ranks of a row": row_size, **self._state.settings(), **sampler.settings(), **own}
+        division = {"the ranks of a row": row_size, "fully_shard": "used" if self._is_in_row else "not used"}
+        settings = {**division, **self._state.settings(), **sampler.settings(), **own}
         self._replica.sampler = sampler
         if self._store is not None:
             self._join(self._store, settings)
@@ -248,9 +266,9 @@ class Job:
                 world.tell_leaving()
             heard = replica.average(world, weight, begun, leaves=leaves, invites=invites) if goes_on else {}
         except DifferingError as error:
-            world.row_fails(failed=False)
+            self._membership.row_fails(failed=False)
             if world.own in error.members:
-                self._membership.withdraw()
+                self._membership.withdraw(error)
                 raise
             log.error("rank %d goes on without rank(s) %s: %s", self.number, sorted(error.members), error)
             self._membership.regroup(error.members)
@@ -259,14 +277,14 @@ class Job:
         except CommError as error:
             log.warning("rank %d: step %d is not made here: %s", self.number, attempted, error)
             world.end()  # all others fail, too, and learn of it
-            world.row_fails(failed=True)
+            self._membership.row_fails(failed=True)
             self._membership.regroup([])
         else:
             if not goes_on:
                 self._close(is_told=True)
             asking = world.whole([member for member, each in heard.items() if each.leaves > 0])
             leavers = self._leavers([member for member in heard if member in asking])
-            has_failed = world.row_fails(failed=False)
+            has_failed = self._row_fails(leaves=world.own in leavers)
             if has_failed:
                 log.warning("rank %d has made step %d, and another rank of its row has not", self.number, attempted)
                 world.end()
@@ -280,6 +298,16 @@ class Job:
         self._is_over = self._membership.has_left
         self._done = self._membership.has_left or replica.made >= attempted
         return replica.made >= attempted
+
+    def _row_fails(self, *, leaves: bool) -> bool:
+        """Whether another rank of this row has not made the step that this one has. `leaves`: the row leaves after
+        it, and its other ranks may have ended already."""
+        try:
+            return self._membership.row_fails(failed=False)
+        except PeerLostError as error:
+            if not leaves or self._membership.world.loss(error.__cause__):
+                raise
+            return False
 
     def _leavers(self, asking: list[int]) -> list[int]:
         """Those that leave now. One that has the state stays until one that will not leave has it."""
@@ -335,7 +363,7 @@ class Job:
             newcomers = set(self._replica.listening) if membership.computing else set()
             try:
                 if not newcomers:
-                    membership.world.total(torch.zeros(1))
+                    membership.world.conclude()
                 elif not is_told and self._ask_all(is_step=False):
                     raise MismatchError(f"rank {self.number}: its loop has ended, and that of another rank goes on")
             except (MismatchError, ConfigError):
@@ -377,9 +405,9 @@ class Job:
                     self.step()
             except ExcludedError as error:
                 log.warning("rank %d asks again to join: %s", self.number, error)
-                self._membership.withdraw()
-            except BaseException:
-                self._membership.withdraw()  # else the others wait for this process as long as it lives
+                self._membership.withdraw(error)
+            except BaseException as error:
+                self._membership.withdraw(error)  # else the others wait for this process as long as it lives
                 raise
             else:
                 self._is_over = self.left

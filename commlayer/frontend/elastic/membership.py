@@ -30,6 +30,8 @@ class Membership:
         self._row = row
         self._world: World | None = None
         self._newcomers: Newcomers | None = None
+        self._row_told: list[list[float]] = []
+        """What the ranks of this row have told each other last: see `row_fails`."""
         self.leaves = False
         """This rank wants to."""
         self.has_left = False
@@ -118,7 +120,7 @@ class Membership:
                 log.warning("rank %d tries again: %s", world.own, error)
                 world.end()
                 failed = True
-            if not world.row_fails(failed=failed):
+            if not self.row_fails(failed=failed):
                 world.pulse.trust()
                 return False
             world.end()
@@ -136,7 +138,7 @@ class Membership:
             try:
                 self._meet()
             except BaseException as error:
-                self.withdraw()
+                self.withdraw(error)
                 if isinstance(error, (MismatchError, ConfigError)) or not isinstance(error, CommError):
                     raise
                 log.warning("rank %d asks again to join: %s", world.own, error)
@@ -147,9 +149,16 @@ class Membership:
                 return
         raise PeerLostError(f"this process could not join in {ATTEMPTS} attempts; look at the ranks' logs")
 
-    def withdraw(self) -> None:
-        """The others need not wait for this rank, which is in no group any more."""
+    def row_fails(self, *, failed: bool) -> bool:
+        """Whether one of this row has `failed`. All its ranks call: without one of them, the rest of the row would wait
+        in the next forward pass. Raises PeerLostError if the row cannot go on."""
+        self._row_told = self.world.tell_row([float(failed), *self._replica.progress()])
+        return any(each[0] > 0 for each in self._row_told)
+
+    def withdraw(self, error: BaseException) -> None:
+        """The others need not wait for this rank, which is in no group any more, because of this error."""
         if not self._is_excluded:  # else the others, which meet already, would begin another agreement
+            self.world.tell_end(error)
             self.world.survivors().withdraw()
         self.world.abandon()
         self.close()
@@ -159,14 +168,17 @@ class Membership:
         world, own = self.world, self.world.own
         if self.is_closing and self._replica.is_listening:
             raise ClosedError(f"rank {own}: the job has ended before this process had its state")
-        if not self.leaves and not world.is_row_leaving():
+        loss = world.loss(None, others)
+        if loss or not (self.leaves or world.is_row_leaving()):
             self._is_excluded = True
             whom = "this rank, or one of its row," if world.ARE_DIVIDED else "this rank"
             raise ExcludedError(
-                world.loss(None, others)
+                loss
                 or f"rank {own}: rank(s) {', '.join(map(str, sorted(others))) or 'of other rows'} took {whom} for dead "
                 f"and have gone on without it; end this process"
             )
+        self._replica.follow_row(world, [each[1:] for each in self._row_told])
+        world.tell_left()
         self.has_left = True
         log.warning("rank %d has left the job after step %d", own, self._replica.made)
 

@@ -16,7 +16,7 @@ import functools
 import math
 import time
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -60,14 +60,17 @@ class DifferingError(MismatchError):
 class Replica:
     """This rank's. `gradients` are those of the model of `state`."""
 
-    def __init__(self, state: State, gradients: Averages, codec: str) -> None:
-        """`codec`: of `CODECS`, in which gradients travel between hosts."""
+    def __init__(
+        self, state: State, gradients: Averages, codec: str, regather: Callable[[], None] = lambda: None
+    ) -> None:
+        """`codec`: of `CODECS`, in which gradients travel between hosts. `regather`: lets the next forward pass gather
+        parameters anew, of which it may still have copies; for models whose parameters are divided."""
         self.made = 0
         """Steps, those whose averages wait included; -1: not known."""
         self.sampler: Sampler | None = None
         self.listening: set[int] = set()
         """The members that lack the state."""
-        self._state, self._gradients, self._codec = state, gradients, codec
+        self._state, self._gradients, self._codec, self._regather = state, gradients, codec, regather
         self._averages: Tensor | None = None
         """Those of the latest step."""
         self._held: Tensor | None = None
@@ -122,6 +125,7 @@ class Replica:
         """Makes a step with all members; returns what each one has told. `begun`: what `begin` has returned for it.
         Raises DifferingError if some of them have other hyperparameters or another state than the rest."""
         self._pump()
+        self._regather()  # the sums of states are those of the parts
         holds = self.is_listening and self.holds
         speed = 0.0 if self.sampler is None or self.is_listening else self.sampler.speed
         settings = 0 if self.is_listening else checksum(self._settings())
@@ -230,6 +234,7 @@ class Replica:
 
     def _step(self, averages: Tensor, norm: float | None = None) -> None:
         self._transfers.finish_packing()
+        self._regather()  # a forward pass without a backward pass leaves copies of what changes now
         self._gradients.put(averages, norm)
         self._state.step()
 
@@ -264,6 +269,18 @@ class Replica:
         return True
 
     # ---- a new WORLD ----
+
+    def progress(self) -> tuple[float, float]:
+        """What the other ranks of this row must know if the row leaves: the steps made here, and the norm of this
+        rank's part of the averages, of those that are due if it holds them."""
+        return float(self.made), self._norms[max(self._norms)] if self._norms else 0.0
+
+    def follow_row(self, world: World, told: Sequence[Sequence[float]]) -> None:
+        """Makes the step that only other ranks of this row have made: it leaves, and meets nobody. `told`: the
+        `progress` of each rank of the row."""
+        if self._held is not None and any(made > self.made for made, _ in told):
+            norms = {each: norm for each, (_, norm) in zip(world.row, told, strict=True)}
+            self._apply(self._held, self._whole_norm(world, norms))
 
     def report(self) -> dict[str, Any]:
         """What the other members of a new WORLD must know."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -19,14 +20,16 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import AllreduceOptions
 
-from ...errors import CommError, ConfigError
+from ...errors import CommError, ConfigError, PeerLostError
 from ...transport.accord import store_errors
-from ...transport.log import log
 from ..group.backend import CommProcessGroup
 from .world import World
 
 DESCRIPTION = "commlayer.elastic"
 """The beginning of the groups' names."""
+
+CAUSE = 400
+"""Characters of an error that a rank tells its row."""
 
 
 class Rows(World):
@@ -78,7 +81,7 @@ class Rows(World):
         return [row for row in self._rows if set(row) <= set(members)]
 
     def whole(self, members: Collection[int]) -> set[int]:
-        return {each for row in self._rows for each in row if not set(row).isdisjoint(members)}
+        return {*members, *(each for row in self._rows for each in row if not set(row).isdisjoint(members))}
 
     @property
     def row(self) -> list[int]:
@@ -140,15 +143,26 @@ class Rows(World):
     def total(self, values: Tensor) -> None:
         _reduce(self.all, values, dist.ReduceOp.SUM, is_async=False)
 
-    def row_fails(self, *, failed: bool) -> bool:
+    def conclude(self) -> None:
+        """Begins where a step does, between the ranks of this place: so the two meet."""
+        _reduce(self.peers, torch.zeros(1), dist.ReduceOp.SUM, is_async=False)
+        super().conclude()
+
+    def tell_row(self, own: Sequence[float]) -> list[list[float]]:
+        """Exactly what was told. The row's group is never made again: the row ends with it."""
         assert self._group_of_row is not None  # noqa: S101  # for mypy
-        flag = torch.tensor([float(failed)])
+        told = torch.zeros(self.row_size, len(own), dtype=torch.float64)
+        told[self.row.index(self.own)] = torch.tensor(own, dtype=torch.float64)
         try:
-            _reduce(self._group_of_row, flag, dist.ReduceOp.MAX, is_async=False)
+            # The groups of FSDP2's mesh have a timeout of their own.
+            _reduce(self._group_of_row, told, dist.ReduceOp.SUM, is_async=False, timeout=self.options._timeout)
         except CommError as error:
-            log.warning("rank %d: its row has failed: %s", self.own, error)
-            return True
-        return flag.item() > 0
+            raise PeerLostError(
+                self.loss(error)
+                or f"rank {self.own}: the group of its row, {_listed(self.row)}, has failed, and a row cannot train "
+                f"without it; the others can go on without this row; end this process ({error})"
+            ) from error
+        return [list(each) for each in told.tolist()]
 
     # ---- a row that goes ----
 
@@ -157,6 +171,14 @@ class Rows(World):
             with self._store_errors():
                 self.store("leaving").set(f"{self.own}", "")
             self._is_told = True
+
+    def tell_left(self) -> None:
+        with contextlib.suppress(RuntimeError):  # without a Store
+            self.store("leaving").set(f"{self.own} has left", "")
+
+    def tell_end(self, cause: BaseException) -> None:
+        with contextlib.suppress(RuntimeError):  # without a Store
+            self.store("ended").set(f"{self.own}", f"{type(cause).__name__}: {cause}"[:CAUSE])
 
     def is_row_leaving(self) -> bool:
         store = self.store("leaving")
@@ -173,31 +195,50 @@ class Rows(World):
         self.end()
 
     def loss(self, error: BaseException | None, others: Collection[int] | None = None) -> str:
-        mates, gone = set(self.row) - {self.own}, set[int]()
+        mates, died, causes = set(self.row) - {self.own}, set[int](), dict[int, str]()
         rest = set(self.members) - set(self.row)
         with contextlib.suppress(RuntimeError):  # without a Store
-            gone = self.dead(mates) or self.survivors().withdrawn(mates)
             rest -= self.whole(self.dead(rest))
-        others = rest if others is None else others
+            mates = {each for each in mates if not self.store("leaving").check([f"{each} has left"])}
+            causes = self._causes(mates)
+            died = self.dead(mates) - {*causes}
+        gone, what = died or {*causes}, "died or ended"
         if not gone and isinstance(error, CommError) and error.culprit in mates:
-            gone = {error.culprit}
+            gone, what = {error.culprit}, "died, ended or did not answer"
+        elif gone and not died:
+            what = f"gave up ({causes[min(causes)]})"
         if not gone:
             return ""
-        then = f"rank(s) {_listed(others)} go on without this row" if others else "no row is whole any more"
+        verb, others = ("can go on", rest) if others is None else ("go on", others)
+        then = f"rank(s) {_listed(others)} {verb} without this row" if others else "no row is whole any more"
         remedy = "end this process" if others else "start the job again from a checkpoint"
         return (
-            f"rank {self.own}: rank(s) {_listed(gone)} of its row, {_listed(self.row)}, died or ended, and a row "
-            f"cannot train without one of its ranks; {then}; {remedy}"
+            f"rank {self.own}: rank(s) {_listed(gone)} of its row, {_listed(self.row)}, {what}, and a row cannot train "
+            f"without one of its ranks; {then}; {remedy}"
         )
+
+    def _causes(self, mates: Collection[int]) -> dict[int, str]:
+        """What those have told that make no more steps."""
+        store = self.store("ended")
+        return {each: store.get(f"{each}").decode() for each in mates if store.check([f"{each}"])}
 
 
 def _listed(numbers: Collection[int]) -> str:
     return ", ".join(map(str, sorted(numbers)))
 
 
-def _reduce(group: CommProcessGroup, values: Tensor, op: dist.ReduceOp.RedOpType, *, is_async: bool) -> Any:
-    """`dist.all_reduce`, for a group that torch does not know."""
+def _reduce(
+    group: CommProcessGroup,
+    values: Tensor,
+    op: dist.ReduceOp.RedOpType,
+    *,
+    is_async: bool,
+    timeout: timedelta | None = None,
+) -> Any:
+    """`dist.all_reduce`, for a group that torch does not know. `timeout`: None: the group's."""
     options = AllreduceOptions()
+    if timeout is not None:
+        options.timeout = timeout
     options.reduceOp = dist.ReduceOp(op)
     work: Any = group.allreduce([values], options)
     if is_async:

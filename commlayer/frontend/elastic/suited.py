@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ...config import number
 from ...errors import ConfigError
-from ..gradients.fsdp import sharded_modules
+from ..gradients.fsdp import averages_replicas, sharded_modules
 from ..group.backend import CommProcessGroup
 
 
@@ -67,15 +67,26 @@ def check_model(model: nn.Module, world: Any, who: str) -> None:
             raise ConfigError(f"{who}: the model broadcasts buffers; DistributedDataParallel(broadcast_buffers=False)")
 
 
+def reshard(modules: Collection[Any]) -> None:
+    """Frees the copies of parameters that FSDP2 has gathered: the next forward pass gathers them again."""
+    for module in modules:
+        module.reshard()
+
+
 def row_of(model: nn.Module, who: str) -> CommProcessGroup | None:
     """The group between whose ranks `fully_shard` divides the model; None: it does not. Parameters that it has gathered
     are divided again. Raises ConfigError for a model that a job of rows cannot train."""
     modules = sharded_modules(model)
     if not modules:
         return None
-    for module in modules:
-        module.reshard()
+    reshard(modules)
     _check_type(model, who)
+    if averages_replicas(model):
+        raise ConfigError(
+            f"{who}: compress_fsdp(replicate=...) averages over the rows by itself, in the backward pass, with equal "
+            f"weights, and a death ends that on all ranks; call compress_fsdp without replicate: the job averages over "
+            f"the rows"
+        )
     meshes = dict[Any, None]()
     for name, each in model.named_parameters():
         mesh = getattr(each, "device_mesh", None)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, ClassVar
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import distributed_c10d as c10d
@@ -68,6 +69,10 @@ class World(Party):
         """Adds the values of all members, in place."""
         dist.all_reduce(values)
 
+    def conclude(self) -> None:
+        """Returns once all members have made all steps. Where another one still steps, both get MismatchError."""
+        self.total(torch.zeros(1))
+
     @property
     def row_size(self) -> int:
         """The ranks of a row."""
@@ -86,13 +91,19 @@ class World(Party):
         """The members by place: those that have the same part of the model, by rows."""
         return [list(self.members)]
 
-    def row_fails(self, *, failed: bool) -> bool:
-        """Whether one of this row has `failed`. All its ranks call: without one of them, the rest of the row would wait
-        in the next forward pass."""
-        return failed
+    def tell_row(self, own: Sequence[float]) -> list[list[float]]:
+        """What each rank of this row tells, in the order of `row`. All its ranks call. Raises PeerLostError if they
+        cannot."""
+        return [list(own)]
 
     def tell_leaving(self) -> None:
         """This member is about to leave, and its row with it. Idempotent."""
+
+    def tell_left(self) -> None:
+        """This member has left: its process may end."""
+
+    def tell_end(self, cause: BaseException) -> None:
+        """This member makes no more steps, because of this error."""
 
     def is_row_leaving(self) -> bool:
         """Whether another member of this row is."""
