@@ -514,6 +514,8 @@ def test_what_rows_cannot_serve_is_refused(rank: int, size: int) -> None:
     averaging: Any = fully_shard(Weights(), mesh=mesh["shards"])
     commlayer.compress_fsdp(averaging, commlayer.Policy(), replicate=mesh.get_group("rows"))
     refused(averaging, r"compress_fsdp\(replicate=...\) averages over the rows by itself")
+    mixed = fully_shard(Weights(), mesh=mesh["shards"]) if rank < 2 else Weights()
+    refused(mixed, r"on some ranks, but not on rank\(s\) 2, 3: call it alike")
     uneven = [dist.new_group([0]), dist.new_group([1, 2, 3])][rank > 0]
     from torch.distributed.device_mesh import DeviceMesh
 

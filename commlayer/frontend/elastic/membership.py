@@ -13,7 +13,7 @@ from ..group.newcomers import JOIN_S, Newcomers, ask, settings_of
 from ..group.party import ATTEMPTS, here
 from ..group.told import told_by_all
 from .replica import Replica
-from .rows import Rows
+from .rows import Rows, rows_of
 from .world import World
 
 
@@ -60,11 +60,16 @@ class Membership:
         return self._replica.computing(self.world.members)
 
     def begin(self) -> None:
-        """All ranks of the first WORLD call. Raises ConfigError as `Rows.of_row`."""
-        if self._first is not None and self._row is not None:
-            self._world, self._first = Rows.of_row(self._first, self._silence_s, self._row), None
-        elif self._first is not None:
-            self._world, self._first = World.of(self._first, self._silence_s), None
+        """All ranks of the first WORLD call. Raises ConfigError as `rows_of`."""
+        if self._first is None:
+            return
+        first = self._first
+        rows = rows_of(first, self._row)
+        if self._row is None:
+            self._world = World.of(first, self._silence_s)
+        else:
+            self._world = Rows.of_row(first, self._silence_s, rows, self._row)
+        self._first = None
 
     def open(self, settings: Mapping[str, Any]) -> None:
         """From now on, processes with these settings may join."""

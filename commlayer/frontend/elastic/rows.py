@@ -32,6 +32,32 @@ CAUSE = 400
 """Characters of an error that a rank tells its row."""
 
 
+def rows_of(world: CommProcessGroup, row: CommProcessGroup | None) -> list[list[int]]:
+    """The rows of a job, of which `row` connects this rank's; empty: each rank has the whole model. All ranks of WORLD
+    call.
+
+    Raises ConfigError, with the same text on all, unless each rank is in one row, and all rows have equally many.
+    """
+    told: list[Any] = [None] * world.size()
+    dist.all_gather_object(told, None if row is None else dist.get_process_group_ranks(row), group=world)
+    whole = [rank for rank, ranks in enumerate(told) if ranks is None]
+    if len(whole) == len(told):
+        return []
+    if whole:
+        raise ConfigError(
+            f"elastic: fully_shard divides the model on some ranks, but not on rank(s) {', '.join(map(str, whole))}: "
+            f"call it alike on all ranks"
+        )
+    rows = sorted({tuple(ranks) for ranks in told})
+    if len({len(ranks) for ranks in rows}) > 1 or sum(map(len, rows)) != len(told):
+        raise ConfigError(
+            f"elastic: fully_shard's meshes have the ranks {', '.join(str(list(ranks)) for ranks in rows)}: each "
+            f"rank must be in one of them, and all must have equally many ranks; make one mesh of all ranks, "
+            f"init_device_mesh('cpu', (rows, shards)), and give fully_shard its dimension of the shards"
+        )
+    return [list(ranks) for ranks in rows]
+
+
 class Rows(World):
     """The members are ranks of the first WORLD, which stays."""
 
@@ -46,23 +72,11 @@ class Rows(World):
         self._is_told = False
 
     @classmethod
-    def of_row(cls, world: CommProcessGroup, silence_s: float, row: CommProcessGroup) -> Rows:
-        """The first ones of a job, of which `row` connects this rank's. All ranks of WORLD call.
-
-        Raises ConfigError, with the same text on all, unless each rank is in one row, and all rows have equally many.
-        """
-        told: list[Any] = [None] * world.size()
-        dist.all_gather_object(told, dist.get_process_group_ranks(row))
-        rows = sorted({tuple(ranks) for ranks in told})
-        if len({len(ranks) for ranks in rows}) > 1 or sum(map(len, rows)) != len(told):
-            raise ConfigError(
-                f"elastic: fully_shard's meshes have the ranks {', '.join(str(list(ranks)) for ranks in rows)}: each "
-                f"rank must be in one of them, and all must have equally many ranks; make one mesh of all ranks, "
-                f"init_device_mesh('cpu', (rows, shards)), and give fully_shard its dimension of the shards"
-            )
+    def of_row(cls, world: CommProcessGroup, silence_s: float, rows: list[list[int]], row: CommProcessGroup) -> Rows:
+        """The first ones of a job, of which `row` connects this rank's. All ranks of WORLD call, after `rows_of`."""
         found = cls.of(world, silence_s)
         assert isinstance(found, Rows)  # noqa: S101  # for mypy
-        found._rows, found._group_of_row = [list(ranks) for ranks in rows], row
+        found._rows, found._group_of_row = rows, row
         try:
             found.make()
         except BaseException:
