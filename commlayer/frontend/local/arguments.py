@@ -73,10 +73,11 @@ class Arguments:
             raise ConfigError(f"LocalSteps(samples={self.samples!r}): give a function that returns a count, or None")
         if not isinstance(self.uneven, bool):
             raise ConfigError(f"LocalSteps(uneven={self.uneven!r}): use True or False")
-        if self.uneven and self.every == "auto":
+        by_trained = "uneven=True" if self.uneven else f"quorum={self.quorum!r}" if self.quorum is not None else ""
+        if by_trained and self.every == "auto":
             raise ConfigError(
-                "LocalSteps(every='auto', uneven=True): auto makes exact steps, in which all sites wait for the "
-                "slowest, and may go on with them, which `trained` leaves out; give every"
+                f"LocalSteps(every='auto', {by_trained}): auto makes exact steps, in which all sites wait for the "
+                f"slowest, and may go on with them, which `trained` leaves out; give every"
             )
         if whole(self.exact_steps, -1) < 0:
             raise ConfigError(f"LocalSteps(exact_steps={self.exact_steps!r}): use a whole number, 0 or more (steps)")
