@@ -56,6 +56,8 @@ class Living:
         """Those of them that have joined, and count in no sync yet."""
         self.is_finished = False
         """Whether another site has said that all have made the last sync."""
+        self.token = ""
+        """The name of this training: torch gives a later group of the same ranks the same part of the Store."""
         self._least = 0
         self._is_joining = group is None
         self._gone: list[int] = []  # those of the latest deaths
@@ -105,7 +107,9 @@ class Living:
     @property
     def store(self) -> Any:
         """A part of the Store that all sites share, also with those that join."""
-        return self.group.get_group_store() if self._party is None else self._party.store("turns")
+        if self._party is not None:
+            return self._party.store("turns")
+        return dist.PrefixStore(self.token, self.group.get_group_store())
 
     # ---- sites that join ----
 

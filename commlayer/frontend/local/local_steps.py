@@ -202,7 +202,7 @@ class LocalSteps:
             self._prepare(living, own)
         except ConfigError as error:
             own.fault = str(error)
-        site.agreed(lambda: meet(group, own, REMEDIES))
+        living.token = site.agreed(lambda: meet(group, own, REMEDIES))
         alike = {name: value for name, value in own.settings.items() if name != RANK_IN_SITE}
         for within in site.groups:  # each rank has met others than its neighbour
             digests = own.digests if within is site.replicas and self._restored is None else {}
