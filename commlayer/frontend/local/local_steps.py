@@ -231,7 +231,7 @@ class LocalSteps:
 
         def begin(living: Living) -> None:
             self._living, self._rank = living, living.party.own
-            given.check(living.group, self._site)
+            given.check(living.group, self._site, joins=True)
             self._rounds = rounds = self._rounds_of(living, living.turns)
             course, steps = rounds.join()
             exact.steps = course["exact"]
@@ -321,7 +321,7 @@ class LocalSteps:
         finally:
             if error is not None and not is_on_all(error):
                 if self._rounds is not None:
-                    self._rounds.close()  # its thread would go on with syncs
+                    self._rounds.halt()  # its thread would go on with syncs, and come to meetings
                 living.withdraw()
                 exact.abort()
                 self._site.abort(error)
