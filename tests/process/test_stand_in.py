@@ -179,7 +179,9 @@ def test_all_save_after_the_same_sync(rank: int, size: int, early: bool) -> None
     assert torch.allclose(torch.cat(saved["counted"]) + counted, made, atol=1e-4)
 
 
-def marks(rank: int, size: int, given: dict[str, Any], numbers: tuple[float, ...]) -> list[tuple[float, int]]:
+def marks(
+    rank: int, size: int, given: dict[str, Any], numbers: tuple[float, ...], turns: int
+) -> list[tuple[float, int]]:
     """What `trained` and the syncs in the model are where the first number is passed."""
     quick()
     found = []
@@ -188,7 +190,7 @@ def marks(rank: int, size: int, given: dict[str, Any], numbers: tuple[float, ...
         while local.trained < 36:
             if rank == 1 and step % 3 == 2:
                 turn = local.syncs
-                until(lambda: local.syncs >= turn + 2 or local.trained > 20)  # noqa: B023  # called here
+                until(lambda: local.syncs >= turn + turns or local.trained > 20)  # noqa: B023  # called here
             model.step(local._optimizer, rank, step)
             step += 1
             passed = [local.passed(number) for number in numbers]
@@ -198,12 +200,12 @@ def marks(rank: int, size: int, given: dict[str, Any], numbers: tuple[float, ...
 
 
 @pytest.mark.parametrize(
-    ("given", "numbers"),
-    [({"every": 1, "fragments": 1}, (4.0,)), ({}, (6.0, 30.0))],
+    ("given", "numbers", "turns"),
+    [({"every": 1, "fragments": 1}, (6.0,), 1), ({}, (6.0, 30.0), 2)],
     ids=["without a delay", "two numbers"],
 )
-def test_a_mark_is_passed_after_the_same_sync(given: dict[str, Any], numbers: tuple[float, ...]) -> None:
-    first, second = ranks.run_job(marks, 2, given, numbers, environ=ranks.NETWORK)
+def test_a_mark_is_passed_after_the_same_sync(given: dict[str, Any], numbers: tuple[float, ...], turns: int) -> None:
+    first, second = ranks.run_job(marks, 2, given, numbers, turns, environ=ranks.NETWORK)
     assert first[:2] == second[:2]
 
 
