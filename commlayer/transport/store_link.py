@@ -31,6 +31,11 @@ def root_of(store: Any) -> Any:
     return store
 
 
+def patience_s(peer_timeout_s: float) -> float:
+    """How long a request waits for a host that is silent."""
+    return max(PATIENCE * peer_timeout_s, LEAST_S)
+
+
 def connection(store: Any, peer_timeout_s: float) -> Any:
     """A further connection to the Store, for a thread, with a `limit`: a request that waits holds up all others on its
     connection."""
@@ -55,7 +60,7 @@ def limit(store: Any, peer_timeout_s: float) -> int:
                 continue
             with socket.socket(fileno=copy) as link:
                 if _is_to(link, port):
-                    _limit(link, max(PATIENCE * peer_timeout_s, LEAST_S))
+                    _limit(link, patience_s(peer_timeout_s))
                     found += 1
     return found
 

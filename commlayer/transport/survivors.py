@@ -80,6 +80,14 @@ class Survivors:
         """Names those that join. For one member, before the others come to the agreement."""
         self._store.set(INVITED, json.dumps(sorted(newcomers)))
 
+    def is_awaiting(self) -> bool:
+        """Whether another member has come to this agreement, and is not gone by its own word. False without a Store."""
+        with contextlib.suppress(RuntimeError):
+            if self._store.check([BEGUN]):
+                texts = {member: self._read(member) for member in self._members - {self._own}}
+                return any(theirs is not None and member not in theirs for member, theirs in texts.items())
+        return False
+
     def withdraw(self) -> None:
         """This member is gone, and does not wait for the others. Does nothing without a Store."""
         with contextlib.suppress(RuntimeError):

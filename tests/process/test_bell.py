@@ -6,10 +6,12 @@ import copy
 import subprocess
 import sys
 import threading
+import time
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import commlayer
 from commlayer.frontend.local.bell import Bell
@@ -84,6 +86,21 @@ def listening(rank: int, size: int) -> None:
 
 def test_all_hear_the_bell() -> None:
     ranks.run(listening, 2)
+
+
+@pytest.mark.parametrize("given", [{"uneven": True}, {"quorum": 1}], ids=str)
+@ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
+def test_a_second_training_hears_no_bell_of_the_first(rank: int, size: int, given: dict[str, Any]) -> None:
+    """Their groups have the same part of the Store."""
+    for _ in range(2):
+        model = Given()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with commlayer.LocalSteps(model, optimizer, 4, 2, codec="none", **given) as local:
+            time.sleep(0.3)  # far longer than the thread waits between two looks
+            assert not local._rounds._bell.rung(0)  # type: ignore[union-attr]
+            dist.barrier()
+            for step in range(8):
+                model.step(optimizer, rank, step)
 
 
 ENDING = """

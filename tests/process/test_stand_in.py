@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Collection
@@ -20,7 +22,7 @@ from commlayer.frontend.local import grace, kept
 from tests import ranks
 from tests.process import local_deaths
 from tests.process.local_deaths import Plan, by_fragment, check, left_out
-from tests.process.test_local_errors import Stopped, check_refused, run
+from tests.process.test_local_errors import Stopped, begin, check_refused, run
 from tests.process.test_local_steps import Given, Net, equal_on_all, train
 from tests.world import until
 
@@ -62,6 +64,31 @@ def test_a_site_dies_while_another_one_is_late() -> None:
     found = check(Plan(quorum=1, away=((1, 3), (1, 4)), kills=((2, 3, 0.0),)), environ=ranks.UDP)
     assert sorted(found) == [0, 1, 3]
     assert (1, 3) in left_out(found[0])
+
+
+def slow_after_a_death(rank: int, size: int) -> tuple[str, list[int]]:
+    """Rank 2 dies when a sync begins. Rank 1 then makes a slow step, long before the others apply that sync."""
+    vars(grace).update(TURNS_LEAST=1)
+    ranks.init(rank, size, timeout=timedelta(seconds=1))
+
+    def before(step: int, _: Any) -> None:
+        if (rank, step) == (2, 19):
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(0.6 if (rank, step) == (1, 22) else 0.01 if step < 19 else 0.2)
+
+    with begin(Net(), every=20, quorum=1, min_sites=1) as local:
+        for step in range(32):
+            before(step, local)
+            train(local._model, local._optimizer, rank, [step])
+        return local.explain(), local.ranks
+
+
+def test_a_slow_step_after_a_death_is_no_meeting() -> None:
+    """The thread would wait there for the others, who come a turn later."""
+    ended = ranks.outcomes(slow_after_a_death, 3, environ={**ranks.UDP, "COMMLAYER_PEER_TIMEOUT_S": "0.5"})
+    for text, living in ranks.results(ended, {2})[:2]:
+        assert living == [0, 1]
+        assert "a grace of" in text
 
 
 @pytest.mark.slow
@@ -152,6 +179,56 @@ def test_all_save_after_the_same_sync(rank: int, size: int, early: bool) -> None
     assert torch.allclose(torch.cat(saved["counted"]) + counted, made, atol=1e-4)
 
 
+def marks(
+    rank: int, size: int, given: dict[str, Any], numbers: tuple[float, ...], turns: int
+) -> list[tuple[float, int]]:
+    """What `trained` and the syncs in the model are where the first number is passed."""
+    quick()
+    found = []
+    with local_of(model := Given(), quorum=1, **given) as local:
+        step = 0
+        while local.trained < 36:
+            if rank == 1 and step % 3 == 2:
+                turn = local.syncs
+                until(lambda: local.syncs >= turn + turns or local.trained > 20)  # noqa: B023  # called here
+            model.step(local._optimizer, rank, step)
+            step += 1
+            passed = [local.passed(number) for number in numbers]
+            if passed[0]:
+                found.append((local.trained, local._rounds.shared.syncs))  # type: ignore[union-attr]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("given", "numbers", "turns"),
+    [({"every": 1, "fragments": 1}, (6.0,), 1), ({}, (6.0, 30.0), 2)],
+    ids=["without a delay", "two numbers"],
+)
+def test_a_mark_is_passed_after_the_same_sync(given: dict[str, Any], numbers: tuple[float, ...], turns: int) -> None:
+    first, second = ranks.run_job(marks, 2, given, numbers, turns, environ=ranks.NETWORK)
+    assert first[:2] == second[:2]
+
+
+@ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
+def test_a_signal_handler_must_not_save_within_a_step(rank: int, size: int) -> None:
+    """It would wait for the step, and the step for it."""
+    with local_of(model := Given(), quorum=1) as local:
+        for step in range(4):
+            model.step(local._optimizer, rank, step)
+        with (
+            pytest.raises(commlayer.ConfigError, match="call it between steps"),
+            local._rounds.stand_in.loop(is_step=True),  # type: ignore[union-attr]
+        ):
+            local.state_dict()
+        assert local.state_dict()["rounds"]
+
+
+def test_a_site_joins_fewer_than_the_quorum() -> None:
+    kills = ((1, 2, 0.0), (2, 2, 0.0), (3, 2, 0.0))
+    found = check(Plan(quorum=3, kills=kills, joins=(5,), waits=True, steps=24), environ=ranks.UDP)
+    assert found[4].number == 4
+
+
 @ranks.on(3, ranks.run_job, environ=ranks.NETWORK)
 def test_outcomes_are_kept_up_to_a_limit(rank: int, size: int) -> None:
     """Then the others wait for the loop."""
@@ -199,6 +276,39 @@ def stopped(rank: int, size: int, min_sites: int | None) -> str:
 @pytest.mark.parametrize(("min_sites", "others"), [(None, "AbortedError"), (1, "trained")])
 def test_an_exception_while_a_thread_stands_in(min_sites: int | None, others: str) -> None:
     assert ranks.run(stopped, 3, min_sites, environ=ranks.UDP) == [others, "Stopped", others]
+
+
+def stopped_in_an_agreement(rank: int, size: int) -> str:
+    """Rank 2 dies, and rank 0 finds that. Rank 1's thread waits with it for rank 3. Then rank 1's loop ends."""
+    quick()
+    if rank == 3:
+        vars(grace).update(SECONDS_LEAST=100.0)
+    ranks.init(rank, size, timeout=timedelta(seconds=20))
+
+    def stop(step: int, local: Any) -> None:
+        if (rank, step) == (2, 11):
+            until(lambda: ranks.store().check(["away"]))
+            os.kill(os.getpid(), signal.SIGKILL)
+        if (rank, step) == (3, 12):
+            ranks.store().wait(["stopped"])
+        if (rank, step) == (1, 12):
+            ranks.store().set("away", "")
+            until(lambda: local._rounds._living.party.store("agreement 0").check(["1"]))  # its thread has come
+            raise Stopped
+
+    try:
+        run(Net(), rank, 24, stop, min_sites=1, quorum=1)
+    except Stopped:
+        left = {thread.name for thread in threading.enumerate()}
+        ranks.store().set("stopped", "")
+        return "left" if "commlayer-bell" in left else "stopped"
+    return "trained"
+
+
+def test_an_exception_while_a_thread_waits_for_other_sites() -> None:
+    """It ends with the training: else it would make another group, or abort the process at its end."""
+    ended = ranks.outcomes(stopped_in_an_agreement, 4, environ={**ranks.UDP, "COMMLAYER_PEER_TIMEOUT_S": "1"})
+    assert ranks.results(ended, {2}) == ["trained", "stopped", None, "trained"]
 
 
 def hanging(rank: int, size: int) -> str:

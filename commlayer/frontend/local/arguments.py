@@ -57,9 +57,10 @@ class Arguments:
     uneven: bool
     quorum: int | None
 
-    def check(self, group: CommProcessGroup | None, site: Site) -> None:
+    def check(self, group: CommProcessGroup | None, site: Site, *, joins: bool = False) -> None:
         """Raises ConfigError for values out of range, or that the two groups cannot serve: that between the sites, if
-        it is known, and that of this site."""
+        it is known, and that of this site. `joins`: as the training was begun, by more sites perhaps than it has now.
+        """
         if self.outer is not None:
             Outer.of(self.outer)
         if self.codec not in CODECS:
@@ -84,8 +85,9 @@ class Arguments:
         if group is not None:
             self._check_groups(group, site)
             self._check_hosts(group)
-            self._check_number("min_sites", self.min_sites, group, site)
-            self._check_number("quorum", self.quorum, group, site)
+            if not joins:
+                self._check_number("min_sites", self.min_sites, group, site)
+                self._check_number("quorum", self.quorum, group, site)
 
     def _check_groups(self, group: CommProcessGroup, site: Site) -> None:
         """Raises ConfigError unless this rank alone is in both groups."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from ...transport.store_link import connection
+from ...transport.store_link import connection, patience_s
 
 log = logging.getLogger("commlayer")
 
@@ -20,7 +20,7 @@ LOOK_S = 0.01
 that ends while a thread is in it aborts."""
 
 CLOSE_S = 1.0
-"""The longest wait for the end of the thread, where the Store does not answer."""
+"""The longest wait for the end of a thread that only looks, where the Store does not answer."""
 
 
 class Bell:
@@ -56,7 +56,7 @@ class Bell:
         """Ends the thread. Idempotent."""
         self._stopped.set()
         if self._thread is not threading.current_thread():
-            self._thread.join(CLOSE_S)
+            self._thread.join(CLOSE_S if self._then is None else CLOSE_S + patience_s(self._silence_s))
 
     def _listen(self) -> None:
         try:

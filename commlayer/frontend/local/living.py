@@ -43,6 +43,14 @@ class Sites(Party):
 
     JOB = "commlayer/local"
     OPENS = "LocalSteps(min_sites=) makes it one, once local steps have begun"
+    is_stopped = False
+    """Whether this process comes to no more meetings."""
+
+    def dead(self, watched: Collection[int]) -> set[int]:
+        """Members look again and again while they agree and meet. Raises ClosedError once this one is stopped."""
+        if self.is_stopped:
+            raise ClosedError(f"rank {self.own}: LocalSteps: this site ends, and makes no other group")
+        return super().dead(watched)
 
 
 class Living:
@@ -56,6 +64,8 @@ class Living:
         """Those of them that have joined, and count in no sync yet."""
         self.is_finished = False
         """Whether another site has said that all have made the last sync."""
+        self.token = ""
+        """The name of this training: torch gives a later group of the same ranks the same part of the Store."""
         self._least = 0
         self._is_joining = group is None
         self._gone: list[int] = []  # those of the latest deaths
@@ -105,7 +115,14 @@ class Living:
     @property
     def store(self) -> Any:
         """A part of the Store that all sites share, also with those that join."""
-        return self.group.get_group_store() if self._party is None else self._party.store("turns")
+        if self._party is not None:
+            return self._party.store("turns")
+        return dist.PrefixStore(self.token, self.group.get_group_store())
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether another site waits for this one, to make another group."""
+        return self._party is not None and self._party.survivors().is_awaiting()
 
     # ---- sites that join ----
 
@@ -232,6 +249,7 @@ class Living:
         if self._is_joining:
             self._group.set_timeout(PATIENCE)
         self.members = list(party.members)
+        party.dead(())  # `stop` may have come before there was a group that `abort` ends
 
     def _end(self) -> None:
         """Ends the group here, and its operations on all other ranks."""
@@ -251,12 +269,21 @@ class Living:
 
     # ---- the end ----
 
+    def stop(self) -> None:
+        """Another thread that makes a group gives up, with ClosedError."""
+        if self._party is not None:
+            self._party.is_stopped = True
+
+    def abort(self) -> None:
+        """Ends the operations of the group, on all ranks: the others would wait for this site's next sync."""
+        if self._group is not None:
+            self._group.abort()
+
     def withdraw(self) -> None:
         """This site makes no more syncs, after an error: the others need not wait until it is dead."""
         if self._party is not None:
             self._party.survivors().withdraw()
-        if self._group is not None:
-            self._group.abort()  # the others would wait for this site's next sync
+        self.abort()
 
     def finish(self) -> None:
         """Tells those that do not know it yet that all have made the last sync."""

@@ -202,7 +202,7 @@ class LocalSteps:
             self._prepare(living, own)
         except ConfigError as error:
             own.fault = str(error)
-        site.agreed(lambda: meet(group, own, REMEDIES))
+        living.token = site.agreed(lambda: meet(group, own, REMEDIES))
         alike = {name: value for name, value in own.settings.items() if name != RANK_IN_SITE}
         for within in site.groups:  # each rank has met others than its neighbour
             digests = own.digests if within is site.replicas and self._restored is None else {}
@@ -231,7 +231,7 @@ class LocalSteps:
 
         def begin(living: Living) -> None:
             self._living, self._rank = living, living.party.own
-            given.check(living.group, self._site)
+            given.check(living.group, self._site, joins=True)
             self._rounds = rounds = self._rounds_of(living, living.turns)
             course, steps = rounds.join()
             exact.steps = course["exact"]
@@ -321,7 +321,7 @@ class LocalSteps:
         finally:
             if error is not None and not is_on_all(error):
                 if self._rounds is not None:
-                    self._rounds.close()  # its thread would go on with syncs
+                    self._rounds.halt()  # its thread would go on with syncs, and come to meetings
                 living.withdraw()
                 exact.abort()
                 self._site.abort(error)

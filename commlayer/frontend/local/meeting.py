@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import secrets
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -31,10 +32,12 @@ class Introduction:
     """Values that must be alike, by name."""
     digests: Mapping[str, int] = dataclasses.field(default_factory=dict)
     """Checksums of tensors that must be equal, by name."""
+    token: str = dataclasses.field(default_factory=lambda: secrets.token_hex(8))
 
 
-def meet(group: dist.ProcessGroup, own: Introduction, remedies: Mapping[str, str]) -> None:
-    """Raises ConfigError with the same text on all ranks if one of them has a fault, other settings or other tensors.
+def meet(group: dist.ProcessGroup, own: Introduction, remedies: Mapping[str, str]) -> str:
+    """Returns a name that no other meeting has. Raises ConfigError with the same text on all ranks if one of them has a
+    fault, other settings or other tensors.
 
     All ranks of the group call. `remedies`: advice by the name of a setting.
     """
@@ -58,6 +61,7 @@ def meet(group: dist.ProcessGroup, own: Introduction, remedies: Mapping[str, str
                 f"LocalSteps: {name!r} has other values on rank {ranks[odd[0]]} than on rank {others}: "
                 f"{remedies['digests']}"
             )
+    return all_told[0].token
 
 
 ErrorT = TypeVar("ErrorT", bound=CommError)

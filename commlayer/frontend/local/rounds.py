@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -70,8 +69,7 @@ class Rounds:
         self._sync: Sync | None = None
         self._kept = Kept()  # what the model lacks
         self._before = 0.0  # `trained` before the last step
-        self.mark = math.inf
-        """See `passed`."""
+        self._marks: set[float] = set()  # see `passed`
         self.is_behind = False
         """Whether the loop was late once: since then it begins turns as an uneven site does."""
         self.course: Callable[[], Mapping[str, Any]] = dict
@@ -96,12 +94,21 @@ class Rounds:
 
     def close(self) -> None:
         """Ends the thread that listens. Idempotent."""
+        if self.stand_in is not None:
+            self._living.stop()
         if self._bell is not None:
             self._bell.close()
 
-    def _loop(self, *, is_step: bool = False) -> contextlib.AbstractContextManager[None]:
+    def halt(self) -> None:
+        """The same after an error of the loop: also a thread that waits for other sites ends."""
+        if self.stand_in is not None:
+            self._living.stop()
+            self._living.abort()
+        self.close()
+
+    def _loop(self, **kind: bool) -> contextlib.AbstractContextManager[None]:
         """A context in which the loop, and no thread on its behalf, begins and ends syncs."""
-        return contextlib.nullcontext() if self.stand_in is None else self.stand_in.loop(is_step=is_step)
+        return contextlib.nullcontext() if self.stand_in is None else self.stand_in.loop(**kind)
 
     def step(self, samples: float) -> None:
         """A local step was made, with so many samples of this site. Applies a sync that is due, then begins one."""
@@ -120,8 +127,8 @@ class Rounds:
                 return  # a checkpoint comes first
         if self._is_due():
             self._finish()
-            if self._kept:
-                return  # the same; the thread takes part in this turn
+            if self._kept or (not self.turns.delay and self._has_passed(self._before)):
+                return  # the same; the thread takes part in this turn, or the next step does
             self._start()
             if not self.turns.delay:
                 self._finish()
@@ -143,10 +150,15 @@ class Rounds:
         return bool(self._site.largest([self._bell.rung(self.syncs)])[0])  # its ranks hear the bell at several times
 
     def passed(self, samples: float) -> bool:
-        """Whether `trained` has passed a multiple of this in the last step. From the first call on, a step passes one
-        at most: all sites save the state after the same sync, also one that has to apply several."""
-        self.mark = samples
+        """Whether `trained` has passed a multiple of this in the last step. From the first call on, a step applies no
+        sync after one that passes a multiple: all sites save the state after the same sync, also one that has to apply
+        several."""
+        self._marks.add(samples)
         return self._before // samples < self.shared.trained // samples
+
+    def _has_passed(self, before: float) -> bool:
+        """Whether `trained` has passed a mark since it was `before`."""
+        return any(before // mark < self.shared.trained // mark for mark in self._marks)
 
     def leave(self) -> None:
         """Makes the last syncs, and gives the model the shared weights.
@@ -155,7 +167,7 @@ class Rounds:
         is sent once more. A site that dies after that is not missed, but those that live make sure that all have the
         last sync.
         """
-        self.mark = math.inf
+        self._marks.clear()
         with self._loop():
             self._finish()
             together = 0
@@ -220,7 +232,7 @@ class Rounds:
             self._transfers.finish_packing()
             ended, before = self._kept.take(), self.shared.trained
             self.shared.apply(ended.outcome, ended.counted)
-            if before // self.mark < self.shared.trained // self.mark:
+            if self._has_passed(before):
                 break
         return heads
 
@@ -259,6 +271,11 @@ class Rounds:
     def has_ended(self) -> bool:
         """Whether a sync is in flight for which nobody has to wait."""
         return self._sync is not None and self._sync.is_done
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether another site waits for this one, to make another group."""
+        return self._living.is_awaited
 
     @property
     def may_keep(self) -> bool:
@@ -398,7 +415,7 @@ class Rounds:
     def state_dict(self) -> dict[str, Any]:
         """This rank's state, as of the syncs in the model. This rank's part of a sync after them is saved, too, whether
         it is in flight or has ended."""
-        with self._loop():
+        with self._loop(is_state=True):
             sync = self._kept.first.own if self._kept else self._sync
             if sync is not None and sync.head.is_late:
                 sync = None

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from ...errors import ConfigError
 from .bell import Bell
 from .grace import Grace
 
@@ -29,7 +30,8 @@ class StandIn:
 
     def __init__(self, rounds: Rounds, quorum: int) -> None:
         self._rounds, self._quorum = rounds, quorum
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._is_loop = False  # whether the loop has the lock
         self.grace = Grace()
         self.syncs = 0
         """Those that were begun on behalf of the loop."""
@@ -44,17 +46,27 @@ class StandIn:
         return f"this site was left out of {self.syncs} syncs, after {known}; at least {self._quorum} count in each"
 
     @contextlib.contextmanager
-    def loop(self, *, is_step: bool = False) -> Iterator[None]:
-        """A context in which the loop begins and ends syncs. Raises the error that the thread has found."""
+    def loop(self, *, is_step: bool = False, is_state: bool = False) -> Iterator[None]:
+        """A context in which the loop begins and ends syncs; `is_state`: it only looks. Raises the error that the
+        thread has found, and ConfigError within itself."""
         with self._lock:
+            if self._is_loop:
+                raise ConfigError(
+                    "LocalSteps: a signal handler has called state_dict() while a step was made; call it between steps"
+                )
             if self._failure is not None:
                 raise self._failure
-            self._is_acting = self._all_leave = False
-            if is_step:
-                self.grace.came(time.monotonic())
-            yield
-            if is_step:
-                self.grace.left(time.monotonic())
+            self._is_loop = True
+            try:
+                if not is_state:
+                    self._is_acting = self._all_leave = False
+                if is_step:
+                    self.grace.came(time.monotonic())
+                yield
+                if is_step:
+                    self.grace.left(time.monotonic())
+            finally:
+                self._is_loop = False
 
     def look(self, bell: Bell, store: Any) -> None:
         """Acts, if the loop is late. For the thread of the bell, with its connection to the Store."""
@@ -70,11 +82,14 @@ class StandIn:
             self._lock.release()
 
     def _act(self, bell: Bell, store: Any, patience_s: float, away_s: float) -> None:
-        """The others may need a sync that this site has begun: after a death, and before a site joins."""
+        """The others may need a sync that this site has begun: after a death, and before a site joins. They come to
+        that when they apply it, up to a turn later, and the loop waits while this thread does."""
         rounds, turn = self._rounds, self._rounds.syncs
         is_late = bell.rung(turn) and bell.late_s(turn) >= patience_s
-        if rounds.has_ended and (is_late or away_s >= patience_s):
-            self._all_leave = all(head.is_leaving or head.is_late for head in rounds.conclude(is_loop=False))
+        if rounds.has_ended and (is_late or (away_s >= patience_s and rounds.is_awaited)):
+            heads = rounds.conclude(is_loop=False)
+            is_end = all(head.is_leaving or head.is_late for head in heads)
+            self._all_leave = is_end and any(head.is_leaving for head in heads)
         if is_late and not rounds.is_flying and not self._all_leave and rounds.may_keep and self._granted(store, turn):
             if not self._is_acting:
                 log.warning(
