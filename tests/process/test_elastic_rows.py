@@ -536,6 +536,18 @@ def test_what_rows_cannot_serve_is_refused(rank: int, size: int) -> None:
     dist.destroy_process_group()
 
 
+def _ask_for_a_wrong_batch(rank: int, size: int) -> str:
+    with pytest.raises(commlayer.CommError) as error, begin(rank, size)[1] as job:
+        job.sampler(range(8), 5)
+    return str(error.value)
+
+
+def test_all_ranks_hear_of_a_mistake_that_all_have_made() -> None:
+    """Those that begin sooner do not end the meeting of the others."""
+    found = ranks.results(ranks.outcomes(_ask_for_a_wrong_batch, 4), ())
+    assert all("use a multiple of 2" in text for text in found), found
+
+
 def _run_the_page(rank: int, size: int) -> dict[str, Any]:
     """The block of the page, in a script that has what it leaves to the reader."""
     page = (ROOT / "docs/elastic.md").read_text(encoding="utf-8")

@@ -79,6 +79,7 @@ class Rows(World):
         found._rows, found._group_of_row = rows, row
         try:
             found.make()
+            found.total(torch.zeros(1))  # or the error of a rank that is ahead would end the meeting of the others
         except BaseException:
             found.end()
             found.close()
