@@ -220,7 +220,7 @@ class Arrival:
         else:
             if not content.is_intact(piece, self.head.digest, number):
                 raise ValueError(f"part {number} has other bytes")
-            if self.plan.is_shared:
+            if self.plan.name:  # others may ask for it, also if this reader was alone
                 self.content.add(number, bytes(piece))
             base = None if self._held is None else self._held.memory
             self._is_damaged |= not content.apply(self.layout, self._memory.memory, piece, base)

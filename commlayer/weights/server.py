@@ -120,7 +120,7 @@ class Server:
         threads."""
         end_s = time.monotonic() + wait_s
         self._do(lambda: self._end_at(end_s))  # after the latest version, which is handed over in the same way
-        self._thread.join(wait_s + 2 * FAREWELL_S)
+        self._thread.join(wait_s + 3 * FAREWELL_S)  # a farewell, and what it has said, take two of them
         self._coder.close()
         self._wake.close()
         self._woken.close()

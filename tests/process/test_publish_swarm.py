@@ -138,6 +138,24 @@ def test_readers_that_serve_each_other_have_the_bits_of_the_writer(program: list
         follow_program(program)
 
 
+def test_a_reader_that_got_a_difference_alone_gives_it(publisher: Publisher, subscribe: Any) -> None:
+    first, second = readers = [subscribe() for _ in range(2)]
+    gather(publisher, readers)
+    publisher.commit(1)
+    all_read(readers, 1)
+    source = publisher._state["weight"]  # type: ignore[index]
+    source.view(torch.int32).add_(torch.randint(-50, 50, source.shape, dtype=torch.int32))
+    publisher.commit(2)
+    all_read([first], 2)
+    before, last = server_of(publisher).outlet.sent_bytes, first._intake._last
+    assert last is not None
+    (found,) = all_read([second], 2)
+    assert torch.equal(found.view(torch.int32), source.view(torch.int32))
+    assert copies_sent(publisher, before, last.received_bytes) < 0.1
+    publisher.commit(3)
+    all_read(readers, 3)
+
+
 def test_readers_that_do_not_serve_get_all_from_the_publisher(publisher: Publisher, subscribe: Any) -> None:
     readers = [subscribe(serves=False) for _ in range(3)]
     gather(publisher, readers)
