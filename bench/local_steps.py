@@ -320,13 +320,25 @@ def _network(name: str, network: Mapping[str, Any], losses: Mapping[str, Any]) -
     return [f"### {name}", "\n".join(lines), conditions]
 
 
+def _page(name: str, columns: Sequence[str], rows: Sequence[Sequence[str]], conditions: str) -> list[str]:
+    lines = [f"| {' | '.join(cells)} |" for cells in (columns, *rows)]
+    lines.insert(1, "|---" * len(columns) + "|")
+    return [f"### {name}", "\n".join(lines), conditions]
+
+
 def _speeds(name: str, network: Mapping[str, Any]) -> list[str]:
     runs = by_system(network["runs"])
     rates = {system: [1 / log["step_s"][0] for log in logs] for system, logs in runs.items()}
-    lines = ["| system | steps of all sites per second | range | times as many | of them by a fast site | busy CPU |"]
-    lines.append("|---" * 6 + "|")
-    for system, values in rates.items():
-        cells = [
+    columns = [
+        "system",
+        "steps of all sites per second",
+        "range",
+        "times as many",
+        "of them by a fast site",
+        "busy CPU",
+    ]
+    rows = [
+        [
             system,
             f"{statistics.median(values):.1f}",
             f"{min(values):.1f} to {max(values):.1f}",
@@ -334,14 +346,15 @@ def _speeds(name: str, network: Mapping[str, Any]) -> list[str]:
             f"{statistics.median(log['own'] for log in runs[system]):.1%}",
             turns.busy_cell(runs[system]),
         ]
-        lines.append(f"| {' | '.join(cells)} |")
+        for system, values in rates.items()
+    ]
     job = network["runs"][0]["job"]
     conditions = (
         f"{Scenario.from_table(network['network'])}. A step is a sleep of {job['step_s'] * 1e3:.0f} ms, and of "
         f"{job['step_s'] / min(job['speeds']) * 1e3:.0f} ms on the slow site; H is {job['local']['every']}. "
         f"The limit is {sum(job['speeds']) / len(job['speeds']) / min(job['speeds']):.2f}. {_measured(network)}"
     )
-    return [f"### {name}", "\n".join(lines), conditions]
+    return _page(name, columns, rows, conditions)
 
 
 def _stalls(name: str, network: Mapping[str, Any]) -> list[str]:
@@ -349,9 +362,8 @@ def _stalls(name: str, network: Mapping[str, Any]) -> list[str]:
     own_s = {system: [log["step_s"][0] / log["own"] for log in logs] for system, logs in runs.items()}
     columns = ["system", "mean step of a site without stalls (ms)", "range", "share of computation"]
     columns += ["steps of all sites per second", "of them by that site", "busy CPU"]
-    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
-    for system, values in own_s.items():
-        cells = [
+    rows = [
+        [
             system,
             f"{statistics.median(values) * 1e3:.1f}",
             f"{min(values) * 1e3:.1f} to {max(values) * 1e3:.1f}",
@@ -360,39 +372,40 @@ def _stalls(name: str, network: Mapping[str, Any]) -> list[str]:
             f"{statistics.median(log['own'] for log in runs[system]):.1%}",
             turns.busy_cell(runs[system]),
         ]
-        lines.append(f"| {' | '.join(cells)} |")
+        for system, values in own_s.items()
+    ]
     job = runs[QUORUM][0]["job"]
     conditions = (
         f"{Scenario.from_table(network['network'])}. A step is a sleep of {job['step_s'] * 1e3:.0f} ms; every "
         f"{STALL_EVERY} of its steps, one site sleeps for {job['stall_s']:g} s more. H is {job['local']['every']}. The "
         f"share of computation is that of `{LEVEL}` divided by this. {_measured(network)}"
     )
-    return [f"### {name}", "\n".join(lines), conditions]
+    return _page(name, columns, rows, conditions)
 
 
 def _torchft(name: str, network: Mapping[str, Any]) -> list[str]:
     runs = by_system(network["runs"])
     steps = {system: mean_s(logs) for system, logs in runs.items()}
-    lines = ["| system | mean step (ms) | range | MB sent per step | share of computation | this / local | busy CPU |"]
-    lines.append("|---" * 7 + "|")
-    for system, values in steps.items():
-        own = name_of(runs[system][0]["every"])
-        cells = [
+    columns = ["system", "mean step (ms)", "range", "MB sent per step", "share of computation", "this / local"]
+    columns += ["busy CPU"]
+    rows = [
+        [
             system,
             f"{statistics.median(values) * 1e3:.1f}",
             f"{min(values) * 1e3:.1f} to {max(values) * 1e3:.1f}",
             f"{statistics.median(log['sent_bytes'] for log in runs[system]) / 1e6:.3f}",
             f"{statistics.median(steps[ALONE]) / statistics.median(values):.1%}",
-            _ratio(values, steps[own]) if own in steps else "",
+            _ratio(values, steps[local]) if (local := name_of(runs[system][0]["every"])) in steps else "",
             turns.busy_cell(runs[system]),
         ]
-        lines.append(f"| {' | '.join(cells)} |")
+        for system, values in steps.items()
+    ]
     sleep_s = network["runs"][0]["job"]["step_s"]
     conditions = (
         f"{Scenario.from_table(network['network'])}. {sleep_s * 1e3:.0f} ms of a step are a sleep. "
         f"{len(steps[ALONE])} rounds in turns. {_measured(network)}"
     )
-    return [f"### {name}", "\n".join(lines), conditions]
+    return _page(name, columns, rows, conditions)
 
 
 def table(content: Mapping[str, Any], losses: Mapping[str, Any]) -> str:

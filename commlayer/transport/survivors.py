@@ -125,7 +125,8 @@ class Survivors:
         return None if verdict is None else Verdict(set(verdict[0]), verdict[1])
 
     def _absent(self, texts: Mapping[int, set[int] | None]) -> set[int]:
-        """Those that have not come; empty if they are half of this one and the others in `texts`, or more."""
+        """Those that have not come, if the others and this one are more than they are; else nobody. `texts`: what
+        each of those that are not gone has written."""
         absent = {member for member, theirs in texts.items() if theirs is None}
         return absent if 2 * len(absent) < 1 + len(texts) else set()
 

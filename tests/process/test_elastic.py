@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -320,8 +321,8 @@ def test_a_parameter_without_a_gradient_on_any_rank_stays(rank: int, size: int) 
     assert model[2] not in optimizer.state
 
 
-@ranks.on(3)
-def test_ranks_that_begin_with_other_weights_are_left_behind(rank: int, size: int) -> None:
+def _differing(rank: int, size: int, dies: int = -1) -> tuple[Job, Callable[[], None]]:
+    """A job in which rank 1 has other weights, and its loop, in which rank `dies` does."""
     begin(rank, size)
     torch.manual_seed(7 * (rank == 1))
     model = nn.Linear(2, 1)
@@ -330,8 +331,16 @@ def test_ranks_that_begin_with_other_weights_are_left_behind(rank: int, size: in
     def loop() -> None:
         for _ in job.batches(range(3)):
             model(torch.ones(2)).sum().backward()
+            if rank == dies:
+                os.kill(os.getpid(), signal.SIGKILL)
             job.step()
 
+    return job, loop
+
+
+@ranks.on(3)
+def test_ranks_that_begin_with_other_weights_are_left_behind(rank: int, size: int) -> None:
+    job, loop = _differing(rank, size)
     with job:
         if rank == 1:
             with pytest.raises(commlayer.MismatchError, match=r"rank\(s\) 1 of the job have other parameters"):
@@ -342,18 +351,7 @@ def test_ranks_that_begin_with_other_weights_are_left_behind(rank: int, size: in
 
 
 def _differ_after_a_death(rank: int, size: int) -> list[int]:
-    begin(rank, size)
-    torch.manual_seed(7 * (rank == 1))
-    model = nn.Linear(2, 1)
-    job = commlayer.elastic(model, torch.optim.SGD(model.parameters(), lr=0.1))
-
-    def loop() -> None:
-        for _ in job.batches(range(3)):
-            model(torch.ones(2)).sum().backward()
-            if rank == 3:
-                os.kill(os.getpid(), signal.SIGKILL)
-            job.step()
-
+    job, loop = _differing(rank, size, dies=3)
     with job, pytest.raises(commlayer.MismatchError) if rank == 1 else contextlib.nullcontext():
         loop()
     return job.members

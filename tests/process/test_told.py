@@ -7,7 +7,7 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from commlayer.frontend.group.backend import CommProcessGroup
-from commlayer.frontend.group.told import told_by_all
+from commlayer.frontend.group.told import divided, told_by_all
 from tests import ranks
 
 
@@ -20,3 +20,9 @@ def test_all_hear_what_each_one_says(rank: int, size: int) -> None:
     assert told_by_all(group, None) == [None] * size
     assert not dist.is_initialized()
     group.shutdown()
+
+
+def test_parts_are_equal_or_not() -> None:
+    assert divided([[0, 2], [1, 3], [0, 2], [1, 3]]) == ([[0, 2], [1, 3]], True)
+    assert divided([[0], [1, 2], [1, 2]]) == ([[0], [1, 2]], False)
+    assert divided([[0, 1], [0, 1], [1, 2]]) == ([[0, 1], [1, 2]], False)

@@ -23,6 +23,7 @@ from torch._C._distributed_c10d import AllreduceOptions
 from ...errors import CommError, ConfigError, PeerLostError
 from ...transport.accord import store_errors
 from ..group.backend import CommProcessGroup
+from ..group.told import divided
 from .world import World
 
 DESCRIPTION = "commlayer.elastic"
@@ -48,14 +49,14 @@ def rows_of(world: CommProcessGroup, row: CommProcessGroup | None) -> list[list[
             f"elastic: fully_shard divides the model on some ranks, but not on rank(s) {', '.join(map(str, whole))}: "
             f"call it alike on all ranks"
         )
-    rows = sorted({tuple(ranks) for ranks in told})
-    if len({len(ranks) for ranks in rows}) > 1 or sum(map(len, rows)) != len(told):
+    rows, is_equal = divided(told)
+    if not is_equal:
         raise ConfigError(
-            f"elastic: fully_shard's meshes have the ranks {', '.join(str(list(ranks)) for ranks in rows)}: each "
+            f"elastic: fully_shard's meshes have the ranks {', '.join(map(str, rows))}: each "
             f"rank must be in one of them, and all must have equally many ranks; make one mesh of all ranks, "
             f"init_device_mesh('cpu', (rows, shards)), and give fully_shard its dimension of the shards"
         )
-    return [list(ranks) for ranks in rows]
+    return rows
 
 
 class Rows(World):

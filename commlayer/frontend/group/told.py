@@ -1,8 +1,10 @@
-"""`told_by_all`: what each rank of a group says, also of one that torch does not know."""
+"""`told_by_all`: what each rank of a group says, also of one that torch does not know; `divided`: the parts into which
+ranks say that they are divided."""
 
 from __future__ import annotations
 
 import pickle
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -23,3 +25,11 @@ def told_by_all(group: CommProcessGroup, own: Any) -> list[Any]:
     group.all_gather_single(rows.view(-1), torch.nn.functional.pad(told, (0, longest - len(told)))).wait()
     pairs = zip(rows, sizes.tolist(), strict=True)
     return [pickle.loads(row[:size].numpy().data) for row, size in pairs]  # noqa: S301  # from the ranks of this job
+
+
+def divided(told: Sequence[Sequence[int]]) -> tuple[list[list[int]], bool]:
+    """The parts of a job, of which each rank has told its own, by their first ranks; and whether each rank is in one
+    part, and all have equally many."""
+    parts = sorted({tuple(ranks) for ranks in told})
+    is_equal = len({len(ranks) for ranks in parts}) == 1 and sum(map(len, parts)) == len(told)
+    return [list(ranks) for ranks in parts], is_equal

@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ...errors import CommError, ConfigError
 from ..gradients.fsdp import sharded_modules
 from ..group.backend import CommProcessGroup
+from ..group.told import divided
 
 ResultT = TypeVar("ResultT")
 
@@ -142,10 +143,10 @@ def peers_of(site: Site) -> list[int]:
     """
     told: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(told, list(site.ranks))
-    sites = sorted({tuple(ranks) for ranks in told})
-    if len({len(ranks) for ranks in sites}) > 1 or sum(map(len, sites)) != len(told):
+    sites, is_equal = divided(told)
+    if not is_equal:
         raise ConfigError(
-            f"LocalSteps: the sites have the ranks {', '.join(str(list(ranks)) for ranks in sites)}: all have equally "
+            f"LocalSteps: the sites have the ranks {', '.join(map(str, sites))}: all have equally "
             f"many, and each rank is in one site; these are the ranks of DistributedDataParallel's process_group=, or "
             f"of fully_shard's mesh=, and a rank alone where the model has neither"
         )
