@@ -330,6 +330,16 @@ def is_deferred(optimizer: Optimizer) -> bool:
     return any(isinstance(getattr(hook, "__self__", None), DeferredStep) for hook in _hooks_of(optimizer))
 
 
+def check_whole(optimizer: Optimizer, parameters: Iterable[Tensor], who: str) -> None:
+    """Raises ConfigError unless `step()` changes all parameters of the optimizer, at once and on this rank."""
+    is_own = any(hasattr(parameter, "_in_backward_optimizers") for parameter in parameters)
+    if is_deferred(optimizer) or is_own or type(optimizer).__name__ == "ZeroRedundancyOptimizer":
+        raise ConfigError(
+            f"{who}: {type(optimizer).__name__}: its steps are not made in step() as a whole: leave "
+            f"commlayer.overlap, _apply_optimizer_in_backward and ZeroRedundancyOptimizer out"
+        )
+
+
 def is_in_parts(optimizer: Optimizer) -> bool:
     """Whether the step that a hook sees is made for some parameters only, after the `step()` of the caller."""
     return optimizer in _in_parts

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 import commlayer
@@ -464,12 +465,30 @@ def test_what_it_cannot_serve_is_refused(rank: int, size: int) -> None:
         commlayer.elastic(FullyShardedDataParallel(nn.Linear(2, 1), device_id=torch.device("cpu")), optimizer)
     with pytest.raises(commlayer.ConfigError, match=r"LBFGS .*closure"):
         commlayer.elastic(model, torch.optim.LBFGS(model.parameters()))
-    with pytest.raises(commlayer.ClosedError, match="did not call"), commlayer.elastic(model, optimizer) as job:
+    with (
+        pytest.raises(commlayer.ClosedError, match="gradients of several ones cannot be gathered"),
+        commlayer.elastic(model, optimizer) as job,
+    ):
         list(job.batches(range(2)))
     dist.destroy_process_group()
     ranks.init(rank, size, pg_options=commlayer.Options(commlayer.Policy(loss_bound=0.1)))
     with pytest.raises(commlayer.ConfigError, match=r"WORLD has loss_bound=0\.1"):
         commlayer.elastic(model, optimizer)
+    dist.destroy_process_group()
+
+
+@ranks.on(2)
+def test_optimizers_whose_step_is_made_elsewhere_are_refused(rank: int, size: int) -> None:
+    ranks.init(rank, size)
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(commlayer.ConfigError, match="ZeroRedundancyOptimizer: its steps"):
+        commlayer.elastic(model, ZeroRedundancyOptimizer(model.parameters(), optimizer_class=torch.optim.SGD, lr=0.1))
+    wrapped = DistributedDataParallel(model, gradient_as_bucket_view=True)
+    overlap = commlayer.overlap(wrapped, optimizer)
+    with pytest.raises(commlayer.ConfigError, match=r"SGD: its steps .*commlayer\.overlap"):
+        commlayer.elastic(wrapped, optimizer)
+    overlap.remove()
     dist.destroy_process_group()
 
 

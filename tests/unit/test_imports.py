@@ -58,7 +58,7 @@ MAY_IMPORT = {
         *("frontend.work", "frontend.gradients", "frontend.overlap"),
     },
     "frontend.elastic": {
-        *("errors", "config", "transport", "planner"),
+        *("errors", "config", "transport", "planner", "scheduler"),
         *("frontend.work", "frontend.group", "frontend.gradients"),
     },
     "frontend.tensor_parallel": {

@@ -36,6 +36,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from ...config import Config
 from ...errors import ClosedError, CommError, ConfigError, MismatchError, PeerLostError
+from ...scheduler.deferred import check_whole
 from ...transport.log import log
 from ..gradients.fsdp import sharded_modules
 from ..group.newcomers import difference
@@ -72,6 +73,7 @@ class Job:
         if row is None:
             check_model(outermost, world, who)
         check_stepped(optimizer, who)
+        check_whole(optimizer, model.parameters(), who)
         if schedule is not None:
             check_stepped(schedule, who)
         self._model = outermost if isinstance(outermost, DistributedDataParallel) else None
@@ -165,7 +167,7 @@ class Job:
 
     @property
     def steps(self) -> int:
-        """How many steps have been made."""
+        """How many steps have been made in this context; at a process that has joined, in the job."""
         return max(self._replica.made, 0)
 
     @property
@@ -346,8 +348,9 @@ class Job:
         if self._calls == self._calls_before:
             self._is_over = True
             raise ClosedError(
-                f"rank {self.number}: the loop did not call job.step() for its batch; a DataLoader with workers takes "
-                f"batches before that: use num_workers=0"
+                f"rank {self.number}: the loop did not call job.step() for its batch. Each batch is a step: gradients "
+                f"of several ones cannot be gathered. If the loop does call it, a DataLoader with workers has taken "
+                f"batches in advance: use num_workers=0"
             )
         if not self._done:
             self._state.restore()

@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from ...errors import ConfigError
-from ...scheduler.deferred import is_deferred
+from ...scheduler.deferred import check_whole
 from ..gradients.fsdp import averages_replicas, sharded_modules
 from ..group.parts import part_of
 from .fragment import digest_of
@@ -83,12 +83,7 @@ class Weights:
                 f"{self._who}: compress_fsdp(replicate=...) averages its gradients over ranks that its mesh does not "
                 f"have; give fully_shard a mesh of two dimensions, (replicas, shards), with all ranks of the site"
             )
-        is_own = any(hasattr(parameter, "_in_backward_optimizers") for parameter in model.parameters())
-        if is_deferred(optimizer) or is_own or type(optimizer).__name__ == "ZeroRedundancyOptimizer":
-            raise ConfigError(
-                f"{self._who}: {type(optimizer).__name__}: its steps are not made in step() as a whole: leave "
-                f"commlayer.overlap, _apply_optimizer_in_backward and ZeroRedundancyOptimizer out"
-            )
+        check_whole(optimizer, model.parameters(), self._who)
 
     def _check_owned(self, owned: set[Tensor], own: set[Tensor]) -> None:
         if not owned & own:
