@@ -176,18 +176,18 @@ def test_the_store_alone_does_not_open_a_job_with_a_secret(tmp_path: Any) -> Non
 
 
 def again(rank: int, size: int) -> None:
-    """A second WORLD of the same processes has another key."""
-    keys = []
+    """A second WORLD of the same processes has another key. A command that has watched the first one follows."""
+    clients = []
     for _ in range(2):
         with ranks.job(rank, size):
             dist.barrier()
             if rank == 0:
-                client = connect(store(), None, None, None)
-                view = first(client)
-                assert view["job"]["live"] >= 1
-                keys.append(view)
-                client.close()
+                clients.append(connect(store(), None, None, None))
+                for client in clients:
+                    assert first(client)["job"]["live"] >= 1
             dist.barrier()
+    for client in clients:
+        client.close()
 
 
 def test_a_new_world_is_watched_with_its_own_key() -> None:

@@ -14,7 +14,10 @@ ANSWER_S = 5.0
 """Longest wait for an answer."""
 
 LOOK_S = 2.0
-"""Time between two looks whether the job is still there, while it makes a change."""
+"""Time between two looks whether the job is still there, or has another key, while no answer comes."""
+
+Door = tuple[str, bytes]
+"""The address of a collector, and the key of its job, with its secret mixed in."""
 
 
 class NoAnswerError(RuntimeError):
@@ -22,16 +25,34 @@ class NoAnswerError(RuntimeError):
 
 
 class Client:
-    """A connection to the collector at `address`. `key`: of the job, with its secret mixed in."""
+    """A connection to the collector of a job. `find` returns where it is now: a job that goes on with other ranks
+    (`commlayer.elastic`) has another key, and maybe another address. None: it stays at `door`."""
 
-    def __init__(self, address: str, key: bytes) -> None:
+    def __init__(self, door: Door, find: Callable[[], Door] | None = None) -> None:
         """Raises ConfigError if pyzmq is missing, or the address is none."""
-        self._address = address
         self._zmq = curve.load()
-        endpoint = curve.endpoint(address)
+        self._find = find
         self._context = self._zmq.Context()
+        self._connect(door)
+
+    def _connect(self, door: Door) -> None:
+        self._door = door
+        address, key = door
+        endpoint = curve.endpoint(address)
         self._socket = curve.client(self._context, key)
         self._socket.connect(endpoint)
+
+    def follow(self) -> bool:
+        """Connects to the place where the job is now. Whether that is another one than before."""
+        try:
+            door = self._door if self._find is None else self._find()
+        except (RuntimeError, ValueError):  # its Store does not answer
+            return False
+        if door == self._door:
+            return False
+        self._socket.close(linger=0)
+        self._connect(door)
+        return True
 
     def view(self, timeout_s: float = ANSWER_S) -> dict[str, Any]:
         """The latest samples of all ranks, as `collector.Samples.view` gives them. Raises NoAnswerError."""
@@ -39,12 +60,18 @@ class Client:
         return found
 
     def ask(self, message: list[bytes], timeout_s: float = ANSWER_S) -> list[bytes]:
-        """The answer to a message: its kind, and the rest. Raises NoAnswerError."""
+        """The answer to a message: its kind, and the rest. `timeout_s`: of each place where the job is meanwhile.
+        Raises NoAnswerError."""
         while self._socket.poll(0):  # an answer that came too late
             self._socket.recv_multipart()
         self._socket.send_multipart(message)
-        if not self._socket.poll(timeout_s * 1e3):
-            raise self._silence(timeout_s)
+        end_s = time.monotonic() + timeout_s
+        while not self._socket.poll(1e3 * min(LOOK_S, timeout_s)):
+            if self.follow():
+                self._socket.send_multipart(message)
+                end_s = time.monotonic() + timeout_s
+            elif time.monotonic() >= end_s:
+                raise self._silence(timeout_s)
         answer: list[bytes] = self._socket.recv_multipart()
         return answer
 
@@ -72,7 +99,7 @@ class Client:
 
     def _silence(self, seconds: float) -> NoAnswerError:
         return NoAnswerError(
-            f"{self._address} has not answered for {seconds:.1f} s: the job has ended, or it has another key (a "
+            f"{self._door[0]} has not answered for {seconds:.1f} s: the job has ended, or it has another key (a "
             f"restart makes a new one; a COMMLAYER_SECRET_FILE changes it), or a firewall is in between"
         )
 

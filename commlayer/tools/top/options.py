@@ -30,7 +30,7 @@ KeyOption = Annotated[str | None, typer.Option(help="Key of the job, 32 hex digi
 
 def connect(store: str | None, address: str | None, key: str | None, secret_file: Path | None) -> Any:
     """A connection to the samples of a job. Raises ValueError or ConfigError."""
-    from .client import Client
+    from .client import Client, Door
 
     if store is not None and key is not None:
         raise ValueError("--store and --key both give the key: use one of them")
@@ -38,14 +38,19 @@ def connect(store: str | None, address: str | None, key: str | None, secret_file
         from ...telemetry.curve import split
         from ...transport.bootstrap import stored_top
 
-        key, found = stored_top(*split(store))
-        address = address or found
-    elif key is None or address is None:
+        where = split(store)
+
+        def find() -> Door:
+            key, found = stored_top(*where)
+            return address or found, job_key(key, secret_file)
+
+        return Client(find(), find)
+    if key is None or address is None:
         raise ValueError(
             "name the job: --store HOST:PORT (its MASTER_ADDR and MASTER_PORT), or --key and --address; a job that was "
             "started with COMMLAYER_TOP says the command on stderr of rank 0"
         )
-    return Client(address, job_key(key, secret_file))
+    return Client((address, job_key(key, secret_file)))
 
 
 def top(
@@ -108,6 +113,8 @@ def top(
                     return
                 time.sleep(interval_s)
                 found = summarize(client.view())
+                if found["job"]["live"] == 0 and client.follow():
+                    found = first(client)
                 if found["job"]["live"] == 0:
                     print("commlayer top: the job has ended", file=sys.stderr)
                     return

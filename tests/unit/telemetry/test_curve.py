@@ -34,7 +34,7 @@ def collector() -> Any:
 
 def test_the_key_opens_the_collector(collector: Collector) -> None:
     collector.samples.put(3, b'{"rank": 3}')
-    client = Client(collector._address, KEY)
+    client = Client((collector._address, KEY))
     view = client.view(timeout_s=60)
     assert view["samples"] == [{"rank": 3}]
     assert 0 <= view["ages"]["3"] < 60
@@ -55,10 +55,27 @@ def test_the_key_opens_the_collector(collector: Collector) -> None:
     client.close()
 
 
+def test_a_client_follows_a_job_that_has_another_key(collector: Collector) -> None:
+    later = Collector(f"127.0.0.1:{free_port()}", OTHER, WORLD)
+    doors = [(collector._address, KEY)]
+    client = Client(doors[0], lambda: doors[-1])
+    assert client.view(timeout_s=60)["samples"] == []
+    assert not client.follow()
+    collector.stop()
+    with pytest.raises(NoAnswerError):
+        client.view(timeout_s=0.2)
+    later.start()
+    later.samples.put(1, b'{"rank": 1}')
+    doors.append((later._address, OTHER))
+    assert client.view(timeout_s=60)["samples"] == [{"rank": 1}]
+    client.close()
+    later.stop()
+
+
 def test_a_stranger_gets_nothing_and_changes_nothing(collector: Collector) -> None:
     """Another key; no CURVE at all; the server's public key, but not the client's; bytes that are no zmq."""
     zmq = curve.load()
-    stranger = Client(collector._address, OTHER)
+    stranger = Client((collector._address, OTHER))
     stranger._socket.send_multipart([b"sample", b"0", b'{"rank": 0}'])
     with pytest.raises(NoAnswerError, match="another key"):
         stranger.view(timeout_s=0.3)
@@ -83,7 +100,7 @@ def test_a_stranger_gets_nothing_and_changes_nothing(collector: Collector) -> No
     with socket.create_connection((host, port)) as raw:
         raw.sendall(b"GET / HTTP/1.0\r\n\r\n" + bytes(1000))
 
-    friend = Client(collector._address, KEY)
+    friend = Client((collector._address, KEY))
     assert friend.view(timeout_s=60)["samples"] == []
     friend.close()
 
@@ -96,7 +113,7 @@ def test_silent_connections_take_bounded_room(monkeypatch: pytest.MonkeyPatch) -
     made = Collector(f"127.0.0.1:{free_port()}", KEY, WORLD)
     made.start()
     alone = open_descriptors()
-    friend = Client(made._address, KEY)
+    friend = Client((made._address, KEY))
     friend.view(timeout_s=60)
     before = open_descriptors()
     with contextlib.ExitStack() as stack:
@@ -105,7 +122,7 @@ def test_silent_connections_take_bounded_room(monkeypatch: pytest.MonkeyPatch) -
             silent.setblocking(False)
             silent.connect_ex(curve.split(made._address))
         assert friend.view(timeout_s=60)["samples"] == []  # who was there stays
-        late = Client(made._address, KEY)
+        late = Client((made._address, KEY))
         assert late.view(timeout_s=60)["samples"] == []  # once the silent ones have been shown out
         assert open_descriptors() - before <= STRANGERS + room + before - alone  # and as many as the friend for `late`
         late.close()

@@ -1,4 +1,4 @@
-"""`Client.change`: waits for the result of a change as long as the job answers."""
+"""`Client`: follows a job that has another key; waits for the result of a change as long as the job answers."""
 
 import json
 from collections import deque
@@ -35,7 +35,7 @@ class Job:
 
 def client_of(job: Job) -> Client:
     made = Client.__new__(Client)
-    vars(made).update(_address="host:1", _socket=job)
+    vars(made).update(_door=("host:1", b""), _find=None, _socket=job)
     return made
 
 
