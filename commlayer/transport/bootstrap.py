@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store
@@ -31,6 +32,9 @@ from .log import log
 from .members import Members
 from .secret import check_secrets, fingerprint, mixed, read_secret
 from .store_link import limit, root_of
+
+if TYPE_CHECKING:
+    from .native import Engine
 
 _JOB = "commlayer/job"
 _KEY_BYTES = 16
@@ -264,11 +268,13 @@ def connect(
     calls: Calls,
     describe: Callable[[], str],
     own_job: bool = False,
+    engine: Engine | None = None,
 ) -> base.Group:
     """Opens this rank's end of a group; every rank of the group calls it.
 
     `policy` has the fields of the group's policy. `peer` is the number of this process in the job: its rank in WORLD.
     With `own_job` the group is a job by itself, on an engine of its own: its processes may also be in other jobs.
+    `engine`: another one than the process's, for a process whose WORLD is another job than that of the group.
     Errors have the group's `calls`, and the description that `describe` returns.
 
     Raises ConfigError if this host lacks an interface or device in the settings, or another rank has other settings;
@@ -283,7 +289,10 @@ def connect(
         check_peer(peer)
         secret = read_secret(config.secret_file)
         common = shared()
-        engine = (native.Engine.private if own_job else native.Engine.shared)(config)
+        if engine is not None:
+            engine.use()
+        else:
+            engine = (native.Engine.private if own_job else native.Engine.shared)(config)
         limit(rendezvous.store, config.peer_timeout_s)
     try:
         description = {**engine.describe(), "format": FORMAT, "peer": peer}
@@ -291,7 +300,9 @@ def connect(
         description["secret"] = fingerprint(secret, engine.life)
         if rendezvous.rank == 0:
             root = rendezvous.store if own_job else root_of(rendezvous.store)
-            job, key, paired = _job(root, is_world or own_job)
+            begins = is_world or own_job
+            # Processes that join a job later may have made a WORLD of their own in the same Store.
+            job, key, paired = engine.job if engine.job and not begins else _job(root, begins)
             description |= {"job": job, "key": key.hex(), "paired": paired, "group": root.add(_GROUPS_KEY, 1)}
         members.hosts = dict(engine.hosts)
         answers = rendezvous.exchange("describe", json.dumps(description).encode())
@@ -317,6 +328,7 @@ def connect(
             group=descriptions[0]["group"],
             paired=descriptions[0]["paired"],
         )
+        engine.job = descriptions[0]["job"], bytes.fromhex(descriptions[0]["key"]), descriptions[0]["paired"]
         if config.top and peer == 0 and not own_job:
             _announce(root_of(rendezvous.store), config.top_address())
         group.diagnosis.describe = describe

@@ -123,7 +123,6 @@ class Engine:
 
     _shared: ClassVar[Engine | None] = None
     _last_report: ClassVar[Report | None] = None  # the report of the latest shared engine that was closed
-    _users: ClassVar[int] = 0
     _guard: ClassVar[threading.Lock] = threading.Lock()
 
     @classmethod
@@ -133,8 +132,7 @@ class Engine:
             if cls._shared is None:
                 raise_descriptor_limit()
                 cls._shared = cls._that_lingers(config)
-                cls._users = 0
-            cls._users += 1
+            cls._shared._users += 1
             return cls._shared
 
     @classmethod
@@ -152,10 +150,16 @@ class Engine:
 
     @classmethod
     def private(cls, config: Config) -> Engine:
-        """Another engine, for one group in another job than the process's; its `release` closes it."""
+        """Another engine, for groups in another job than the process's; this is its first use."""
         engine = cls._that_lingers(config)
-        engine._is_private = True
+        engine._is_private, engine._users = True, 1
         return engine
+
+    def use(self) -> Engine:
+        """Begins another use, which ends with `release`."""
+        with self._guard:
+            self._users += 1
+        return self
 
     @classmethod
     def _that_lingers(cls, config: Config) -> Engine:
@@ -180,8 +184,10 @@ class Engine:
         self._wire = wire or config.wire
         self.life = os.urandom(LIFE_BYTES).hex()
         """Identifies this engine among all that this process, and its predecessors in the job, have had."""
+        self.job: tuple[int, bytes, bool] | None = None
+        """The job that this process has joined, as all its groups have it: see `bootstrap._job`."""
         self.key = b""
-        """The key of the job, once this process has joined one."""
+        """Its key, with the job's secret in it."""
         self.hosts: dict[int, str] = {}
         """Host names of the processes met so far, by rank of the job."""
         self.lags = Lags()
@@ -189,6 +195,7 @@ class Engine:
         """The paused interfaces, by `port_names`."""
         self._lives: dict[int, str] = {}
         self._is_private = False
+        self._users = 0
         self._at_exit: Finalize | None = None
         self._remotes: dict[int, Sequence[NetworkPath]] = {}
         self._left_out = [] if any(not port["loopback"] for port in ports) else list(left_out)
@@ -248,7 +255,7 @@ class Engine:
 
     @property
     def is_private(self) -> bool:
-        """Whether it belongs to one group in another job than the process's."""
+        """Whether its groups are in another job than the process's."""
         return self._is_private
 
     @property
@@ -457,14 +464,14 @@ class Engine:
         """Ends one use; the last one closes the engine."""
         cls = type(self)
         with cls._guard:
+            if cls._shared is not self and not self._is_private:
+                return
+            self._users -= 1
+            if self._users > 0:
+                return
             if cls._shared is self:
-                cls._users -= 1
-                if cls._users > 0:
-                    return
                 cls._last_report = self.report()
                 cls._shared = None
-            elif not self._is_private:
-                return
         self.close()
 
     def _linger(self) -> None:
@@ -476,7 +483,7 @@ class Engine:
         """See `fork.Owned`: the engine's thread stayed in the parent. The child closes its copies of the sockets, or
         their ports would stay taken after the parent's end."""
         cls = type(self)
-        cls._guard, cls._shared, cls._users, cls._last_report = threading.Lock(), None, 0, None
+        cls._guard, cls._shared, cls._last_report = threading.Lock(), None, None
         self._lock = threading.Lock()
         engine, self._engine = self._engine, None
         if engine is not None and self._wire == "udp":

@@ -61,6 +61,17 @@ def test_shared_engine() -> None:
     three.release()
 
 
+def test_a_private_engine_lives_until_its_last_use_ends() -> None:
+    engine = native.Engine.private(Config())
+    assert engine.use() is engine
+    engine.release()
+    assert engine.packet_bytes > 0
+    engine.release()
+    with pytest.raises(ClosedError):
+        _ = engine.packet_bytes
+    assert native.Engine.current() is None
+
+
 def test_a_missing_libfabric_provider_or_interface_is_named(libfabric: None) -> None:
     port = {"ifname": "nic", "address": "192.0.2.1", "prefix": 8, "mtu": 1500, "loopback": False, "version": 4}
     with pytest.raises(ConfigError, match=r"nic 192.0.2.1: .*no datagram endpoint.*fi_info"):

@@ -15,7 +15,9 @@ import torch
 import torch.distributed as dist
 
 import commlayer
+from commlayer.config import Config
 from commlayer.frontend.group.backend import CommProcessGroup
+from commlayer.transport.native import Engine
 from tests import ranks
 
 AT_ONCE_S = 25.0
@@ -238,3 +240,48 @@ def test_a_destroyed_group_is_freed_at_once(rank: int, size: int) -> None:
     del group
     assert [reference() for reference in found] == [None, None]
     gc.enable()
+
+
+@ranks.on(3)
+def test_another_world_in_the_same_store_leaves_this_one_alone(rank: int, size: int) -> None:
+    """Rank 2 has one of its own, made while the other two have theirs."""
+    store = ranks.store()
+    own = dist.PrefixStore("another job", store)
+    if rank < 2:
+        ranks.init(rank, 2, store=store)
+        store.set(f"made {rank}", "")
+        store.wait(["another"])
+        group = dist.new_group([0, 1])
+        dist.all_reduce(torch.ones(1), group=group)
+    else:
+        store.wait(["made 0", "made 1"])
+        ranks.init(0, 1, store=own)
+        store.set("another", "")
+        dist.all_reduce(torch.ones(1))
+    dist.destroy_process_group()
+
+
+@ranks.on(3)
+def test_a_process_with_a_world_is_in_a_group_of_another_one(rank: int, size: int) -> None:
+    """On a further engine, which it keeps when it makes the next group."""
+    store = ranks.store()
+    if rank < 2:
+        ranks.init(rank, 2, store=store)
+        store.set(f"made {rank}", "")
+    else:
+        store.wait(["made 0", "made 1"])
+        ranks.init(0, 1, store=dist.PrefixStore("another job", store))
+    further = Engine.private(Config()) if rank == 2 else None
+    for name in ("first", "second"):
+        part = dist.PrefixStore(name, store)
+        group = CommProcessGroup(part, rank, size, timedelta(seconds=20), name, range(size), engine=further)
+        values = torch.full((1000,), float(rank))
+        group.allreduce([values]).wait()
+        assert values.eq(3).all()
+        group.shutdown()
+    if further is not None:
+        further.release()
+    own = torch.ones(1)
+    dist.all_reduce(own)
+    assert own.item() == (1 if rank == 2 else 2)
+    dist.destroy_process_group()

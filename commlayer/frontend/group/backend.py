@@ -45,6 +45,7 @@ from ...transport.call import Calls
 from ...transport.exclusion import Exclusion
 from ...transport.flight import recorder
 from ...transport.fork import disowned_in_children
+from ...transport.native import Engine
 from ..device.devices import Devices, placed
 from ..device.pinned import PinnedCopies, pinned_share
 from ..work.dynamo import untraced
@@ -78,13 +79,15 @@ class CommProcessGroup(dist.ProcessGroup):
         policy: Policy | None = None,
         *,
         own_job: bool = False,
+        engine: Engine | None = None,
     ) -> None:
-        """`own_job`: see `bootstrap.connect`."""
+        """`own_job` and `engine`: see `bootstrap.connect`."""
         # torch's stub has the signature of the C++ class; only this one makes an object that C++ calls back.
         super().__init__(rank, size)  # type: ignore[call-arg]
         ranks = list(global_ranks) or list(range(size))
         self._begin(store, name, ranks)
-        self._open(Rendezvous(store, name, rank, size, timeout, ranks), timeout, global_ranks, policy, own_job=own_job)
+        rendezvous = Rendezvous(store, name, rank, size, timeout, ranks)
+        self._open(rendezvous, timeout, global_ranks, policy, own_job=own_job, engine=engine)
 
     def _begin(self, store: dist.Store, name: str, ranks: Sequence[int]) -> None:
         self.closed = False
@@ -103,6 +106,7 @@ class CommProcessGroup(dist.ProcessGroup):
         policy: Policy | None,
         *,
         own_job: bool,
+        engine: Engine | None = None,
     ) -> None:
         """Meets the other ranks. Arguments: as of `__init__`; `timeout` is that of operations."""
         rank, size, name, store = rendezvous.rank, rendezvous.size, self._name, self._store
@@ -120,6 +124,7 @@ class CommProcessGroup(dist.ProcessGroup):
             peer=self._ranks[rank],
             is_world=not global_ranks,
             own_job=own_job,
+            engine=engine,
             calls=calls,
             describe=description_of(self),
         )
