@@ -7,7 +7,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from commlayer.frontend.group.parts import part_of, whole_of
+from commlayer.frontend.group.packing import Packing, unpack
+from commlayer.frontend.group.parts import part_of, put_together, take_apart, whole_of
 from tests import ranks
 
 
@@ -30,4 +31,20 @@ def test_parts_of_unequal_lengths(rank: int, size: int) -> None:
         assert torch.equal(made.full_tensor(), 10 * values)  # type: ignore[attr-defined]
         own.zero_()  # the memory itself
         assert divided.full_tensor().eq(0).all()
+    dist.destroy_process_group()
+
+
+@ranks.on(2)
+def test_a_state_travels_in_parts(rank: int, size: int) -> None:
+    ranks.init(rank, size)
+    mesh = init_device_mesh("cpu", (size,))
+    values = torch.arange(15.0).view(3, 5)
+    tensors: list[torch.Tensor] = [distribute_tensor(values, mesh, [Shard(dim)]) for dim in (0, 1)]
+    state = {"rows": tensors[0], "columns": tensors[1], "step": torch.tensor(7.0), "lr": 0.1}
+    apart = take_apart(state)
+    found = put_together(unpack(Packing(apart).packed()), mesh)
+    assert torch.equal(found["rows"].full_tensor(), values)
+    assert torch.equal(found["columns"].full_tensor(), values)
+    assert found["columns"].placements == (Shard(1),)
+    assert (found["step"], found["lr"]) == (7.0, 0.1)
     dist.destroy_process_group()

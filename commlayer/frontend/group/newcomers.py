@@ -3,10 +3,14 @@
 A job that takes newcomers shows what they must have (`SETTINGS`), and who its members are (`ROSTER`). A newcomer
 compares the settings by itself, takes a number, and writes where it runs. A member invites it at the end of a step.
 Then it finds the roster of the group that is to be made.
+
+Processes that share a model ask as one: each part of that is done by all of them, or by none. Their numbers follow each
+other, and they are invited together.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import time
@@ -40,6 +44,13 @@ TOLD = 200
 """Characters of a setting that an error quotes."""
 
 SETTINGS, ROSTER, FIRST, COUNT, ENDED = "settings", "roster", "first", "count", "ended"
+
+WITHDRAWN = "withdrawn"
+"""The answer of a newcomer to itself, when it waits no more."""
+
+Together = Callable[[Callable[[], Any]], list[Any]]
+"""Calls its argument on each of the processes that ask as one; returns what it has returned, in the order of processes.
+If it has raised a CommError on some, all raise that of one of them."""
 
 
 def settings_of(own: Mapping[str, Any], token: str) -> dict[str, Any]:
@@ -85,7 +96,8 @@ class Newcomers:
         try:
             waiting = self.waiting()
             party.add(waiting, are_new=True)
-            living = set(waiting) - party.dead(waiting)
+            found = set(waiting) - party.dead(waiting)
+            living = {each for each in found if party.whole({each}) <= found}
             if living:
                 party.survivors().invite(living)
         except RuntimeError as error:
@@ -148,6 +160,11 @@ class Newcomers:
 PartyT = TypeVar("PartyT", bound=Party)
 
 
+def alone(do: Callable[[], Any]) -> list[Any]:
+    """`Together`, of a process that asks by itself."""
+    return [do()]
+
+
 def ask(
     kind: type[PartyT],
     given: dist.Store,
@@ -155,8 +172,10 @@ def ask(
     place: Place,
     timeout_s: float,
     wait_s: float,
+    together: Together = alone,
 ) -> PartyT:
     """Waits until a job takes this process in; returns its party, of this kind, which is about to make a group.
+    `together`: that of the processes that ask as one, all of which call.
 
     `describe` returns the settings by the job's token. Raises ConfigError, which names them, if some differ from the
     job's; ClosedError if the job has ended, PeerLostError if it has died, OperationTimeoutError after `wait_s` without
@@ -164,33 +183,56 @@ def ask(
     """
     root, end_s = root_of(given), time.monotonic() + wait_s
     limit(root, timeout_s)
-    try:
-        while not root.check([kind.JOB]):
-            _pause(end_s, f"no job on this Store took ranks within {wait_s:g} s ({kind.OPENS})")
-        token = root.get(kind.JOB).decode()
-        party = kind(root, token, -1, place, timeout_s)
-        store = party.store("newcomers")
+
+    def act(do: Callable[[], Any]) -> list[Any]:
+        return together(lambda: _in_store(do))
+
+    def is_open() -> bool:
+        late = f"no job on this Store took ranks within {wait_s:g} s ({kind.OPENS})"
+        return root.check([kind.JOB]) or _waits(end_s, late)
+
+    def compare() -> None:
         if text := difference(describe(token), json.loads(store.get(SETTINGS)), "here", "in the job"):
             raise ConfigError(f"this process cannot join: {text}; start it as the job's ranks were started")
-        party.name(int(store.add(COUNT, 1)) - 1)
-        party.pulse.beat()
-        store.set(f"{party.own}", json.dumps(place))
-        try:
-            _wait(party, store, end_s, wait_s)
-        except BaseException:
-            store.compare_set(f"answer {party.own}", "", "withdrawn")  # else the members would wait for this process
-            raise
-        return party
+
+    def take_numbers() -> int:
+        return int(store.add(COUNT, len(places))) - len(places) if places[0] == place else -1
+
+    while not all(act(is_open)):
+        time.sleep(PAUSE_S)
+    token = act(lambda: root.get(kind.JOB).decode())[0]
+    party = kind(root, token, -1, place, timeout_s)
+    store = party.store("newcomers")
+    act(compare)
+    places = act(lambda: place)
+    party.name(act(take_numbers)[0] + places.index(place))
+    party.pulse.beat()
+    try:
+        act(lambda: store.set(f"{party.own}", json.dumps(place)))
+        _wait(party, store, end_s, wait_s, act)
+    except BaseException:
+        _withdraw(party, store)
+        raise
+    return party
+
+
+def _in_store(do: Callable[[], Any]) -> Any:
+    try:
+        return do()
     except CommError:
         raise
     except RuntimeError as error:
         raise CommError(f"the job's Store does not answer: look at the process that serves it. ({error})") from error
 
 
-def _wait(party: Party, store: Any, end_s: float, wait_s: float) -> None:
+def _wait(party: Party, store: Any, end_s: float, wait_s: float, act: Together) -> None:
     """Until the answer is there."""
     look_s = 0.0
-    while not store.check([f"answer {party.own}"]):
+
+    def is_answered() -> bool:
+        nonlocal look_s
+        if store.check([f"answer {party.own}"]):
+            return True
         if store.check([ENDED]):
             raise ClosedError("the job has ended, or is about to end, and takes no ranks any more")
         if time.monotonic() > look_s:
@@ -198,14 +240,28 @@ def _wait(party: Party, store: Any, end_s: float, wait_s: float) -> None:
             party.follow(json.loads(store.get(ROSTER)))
             if party.dead(party.members) == set(party.members):
                 raise PeerLostError(f"all ranks of the job ({party.members}) have died; start it again")
-        _pause(end_s, f"the job did not take this process in within {wait_s:g} s; look at its log")
-    party.follow(json.loads(store.get(f"answer {party.own}")))
+        return _waits(end_s, f"the job did not take this process in within {wait_s:g} s; look at its log")
+
+    while not all(act(is_answered)):
+        time.sleep(PAUSE_S)
+    act(lambda: party.follow(json.loads(store.get(f"answer {party.own}"))))
 
 
-def _pause(end_s: float, text: str) -> None:
+def _withdraw(party: Party, store: Any) -> None:
+    """The members need not wait for this process, not even if they have just taken it in."""
+    party.pulse.close()
+    with contextlib.suppress(RuntimeError):  # without a Store
+        answer = store.compare_set(f"answer {party.own}", "", WITHDRAWN).decode()
+        if answer != WITHDRAWN:
+            party.generation = json.loads(answer)["generation"]
+            party.survivors().withdraw()
+
+
+def _waits(end_s: float, text: str) -> bool:
+    """False. Raises OperationTimeoutError, with this text, after `end_s`."""
     if time.monotonic() > end_s:
         raise OperationTimeoutError(text)
-    time.sleep(PAUSE_S)
+    return False
 
 
 def difference(one: Mapping[str, Any], other: Mapping[str, Any], here: str, there: str) -> str:

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map
 
 from ...errors import ConfigError
 from .packing import Packing, unpack
-from .parts import part_of
+from .parts import part_of, put_together, take_apart
 
 NAMES = ("params", "param_names")
 """What a group of an optimizer has beside hyperparameters."""
@@ -96,27 +96,30 @@ class State:
                 ) from error
 
     def pack(self) -> Packing:
-        """All of it. Call `step` only after `Packing.packed` has returned. A forward pass may change the buffers."""
+        """All of it; of tensors that are divided over ranks, this rank's parts. Call `step` only after `Packing.packed`
+        has returned. A forward pass may change the buffers."""
         buffers = {name: each.clone() for name, each in self._module.named_buffers()}
         return Packing(
             {
-                "tensors": {**self._tensors(), **buffers},
-                "optimizer": self._optimizer.state_dict(),
+                "tensors": {name: part_of(each) for name, each in (self._tensors() | buffers).items()},
+                "optimizer": take_apart(self._optimizer.state_dict()),
                 "schedule": None if self._schedule is None else self._schedule.state_dict(),
             }
         )
 
     def load(self, packed: Tensor) -> None:
-        """Takes over the state of another process, whose `settings` are the same."""
+        """Takes over the state of another process, whose `settings` are the same, and that has the same parts."""
         found = unpack(packed)
         with torch.no_grad():
             for name, each in self._tensors().items():
-                each.copy_(found["tensors"][name])
+                part_of(each).copy_(found["tensors"][name])
         # A part of the array would keep all of it alive.
-        whole = tree_map(lambda each: each.clone() if isinstance(each, Tensor) else each, found["optimizer"])
-        self._optimizer.load_state_dict(whole)
+        copied = tree_map(lambda each: each.clone() if isinstance(each, Tensor) else each, found["optimizer"])
         parameters = [each for group in self._optimizer.param_groups for each in group["params"]]
-        for place, parts in whole["state"].items():
+        mesh = next((each.device_mesh for each in parameters if hasattr(each, "device_mesh")), None)
+        states = put_together(copied, mesh)
+        self._optimizer.load_state_dict(states)
+        for place, parts in states["state"].items():
             state = self._optimizer.state[parameters[place]] if isinstance(place, int) else {}
             for name, part in parts.items():
                 is_cast = isinstance(part, Tensor) and name in state and part.dtype != state[name].dtype
@@ -134,12 +137,12 @@ class State:
     def follow(self, course: Mapping[str, Any], steps: int) -> None:
         """Takes over the `course` of another process, whose `settings` are the same, and goes on by so many steps of
         the schedule. The optimizer's state is empty then."""
-        whole = tree_map(lambda each: each.clone() if isinstance(each, Tensor) else each, course)
+        copied = tree_map(lambda each: each.clone() if isinstance(each, Tensor) else each, course)
         self._optimizer.state.clear()
-        for ours, theirs in zip(self._optimizer.param_groups, whole["groups"], strict=True):
+        for ours, theirs in zip(self._optimizer.param_groups, copied["groups"], strict=True):
             ours.update(theirs)
         if self._schedule is not None:
-            self._schedule.load_state_dict(whole["schedule"])
+            self._schedule.load_state_dict(copied["schedule"])
             for _ in range(steps):
                 self._schedule.step()
 
@@ -147,10 +150,7 @@ class State:
         """What must be alike at both ends, by name; as JSON has it."""
         names = {id(each): name for name, each in self._module.named_parameters()}
         return {
-            "the model": {
-                name: f"{str(each.dtype).removeprefix('torch.')}{list(each.shape)}{' (trained)' * each.requires_grad}"
-                for name, each in self._tensors().items()
-            },
+            "the model": {name: _described(each) for name, each in self._tensors().items()},
             "the order of the parameters": [name for name, _ in self._module.named_parameters()],
             "the optimizer": {
                 type(self._optimizer).__name__: [
@@ -163,6 +163,13 @@ class State:
 
     def _tensors(self) -> dict[str, Tensor]:
         return {**dict(self._module.named_parameters()), **dict(self._module.named_buffers())}
+
+
+def _described(tensor: Tensor) -> str:
+    placements = getattr(tensor, "placements", None)
+    divided = "" if placements is None else f", divided by {', '.join(map(str, placements))}"
+    kind = str(tensor.dtype).removeprefix("torch.")
+    return f"{kind}{list(tensor.shape)}{' (trained)' * tensor.requires_grad}{divided}"
 
 
 def checksum(text: str) -> int:
