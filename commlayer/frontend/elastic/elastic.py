@@ -69,7 +69,7 @@ class Job:
         outermost = getattr(model, "_orig_mod", model)  # of torch.compile
         world = check_world(outermost, min_size, joins=join is not None)
         who = "elastic(join=...)" if world is None else f"rank {dist.get_rank()}: elastic"
-        row = row_of(outermost, who)
+        row = row_of(outermost, who, joins=join is not None)
         if row is None:
             check_model(outermost, world, who)
         check_stepped(optimizer, who)
@@ -85,7 +85,7 @@ class Job:
         self._averaged = frozenset(self._trained)
         check_trained(optimizer, self._averaged, who)
         self._averages = Averages(self._trained, check_norm(clip_norm, who))
-        self._is_in_row = row is not None
+        self._is_in_row, self._row_size = row is not None, 1 if row is None else row.size()
         self._overlaps = overlap and row is None  # FSDP2 gives gradients to parameters without calling hooks
         self._overlap: Overlap | None = None
         if codec not in CODECS:
@@ -178,7 +178,7 @@ class Job:
     @property
     def members(self) -> list[int]:
         """The ranks that are in the job, by their numbers at its start; those that joined have the numbers above. Their
-        ranks in WORLD follow their order, unless FSDP2 shards the model: then WORLD stays."""
+        ranks in WORLD follow their order, unless FSDP2 shards the model: then each row keeps its WORLD."""
         return list(self._membership.world.members)
 
     @property
@@ -225,9 +225,9 @@ class Job:
         who = f"rank {self.number}" if self._membership.is_joined else "elastic(join=...)"
         if self._replica.sampler is not None:
             raise ClosedError(f"{who}: the job has a sampler already; each loop over that one is an epoch")
-        row_size = 1 if self._store is not None else self._membership.world.row_size
-        samples = size_of(dataset, batch_size, seed, row_size, f"{who}: job.sampler()")
+        samples = size_of(dataset, batch_size, seed, self._row_size, f"{who}: job.sampler()")
         self._state.check(f"{who}: job.sampler()")
+        row_size = self._row_size
         sampler = Sampler(self, samples, batch_size, shuffle=shuffle, seed=seed, by_speed=by_speed, row_size=row_size)
         own = {"min_size": self._min_size, "clip_norm": self._averages.clip_norm, "codec": self._codec}
         division = {"the ranks of a row": row_size, "fully_shard": "used" if self._is_in_row else "not used"}
@@ -282,14 +282,15 @@ class Job:
             self._membership.row_fails(failed=True)
             self._membership.regroup([])
         else:
-            if not goes_on:
-                self._close(is_told=True)
             asking = world.whole([member for member, each in heard.items() if each.leaves > 0])
             leavers = self._leavers([member for member in heard if member in asking])
             has_failed = self._row_fails(leaves=world.own in leavers)
             if has_failed:
-                log.warning("rank %d has made step %d, and another rank of its row has not", self.number, attempted)
+                told = f"has made step {attempted}" if goes_on else "knows that the job ends"
+                log.warning("rank %d %s, and another rank of its row does not know it", self.number, told)
                 world.end()
+            elif not goes_on:
+                self._close(is_told=True)
             if leavers or has_failed or any(each.invites > 0 for each in heard.values()):
                 self._membership.regroup(leavers)
         if not self._membership.has_left and len(self._membership.computing) < self._min_size:
@@ -315,7 +316,8 @@ class Job:
         """Those that leave now. One that has the state stays until one that will not leave has it."""
         computing, awaiting = set(self._membership.computing), self._replica.listening - set(asking)
         if awaiting and computing <= set(asking):
-            return [each for each in asking if each != min(computing)]
+            staying = self._membership.world.whole(self._membership.computing[:1])
+            return [each for each in asking if each not in staying]
         return asking
 
     def _contribution(self) -> Contribution | None:
@@ -407,8 +409,7 @@ class Job:
                 while self._replica.is_listening and not self.left:
                     self.step()
             except ExcludedError as error:
-                log.warning("rank %d asks again to join: %s", self.number, error)
-                self._membership.withdraw(error)
+                self._membership.ask_again(error)
             except BaseException as error:
                 self._membership.withdraw(error)  # else the others wait for this process as long as it lives
                 raise
@@ -444,12 +445,13 @@ def elastic(
     `model` has the same parameters on all ranks, in float32 on the CPU; it may be in DistributedDataParallel, whose own
     averaging rests within the context. Or FSDP2 shards it within rows of ranks (`fully_shard(model,
     mesh=mesh["shards"])`): each row has all of it, and goes as a whole when one of its ranks dies or leaves. WORLD then
-    stays, and nobody can join. `optimizer` is any of torch, the same on all ranks. `schedule` of its learning
+    stays. `optimizer` is any of torch, the same on all ranks. `schedule` of its learning
     rate is stepped by the job after each step. WORLD must be a group of commlayer, and becomes another one whenever
     ranks go or come; the ranks in it are then numbered anew. The job ends with PeerLostError on all ranks when fewer
     than `min_size` ranks are left; on the other ranks of a row, also when one of its ranks has died.
 
-    `join`: this process has no WORLD; it joins the job that uses this Store, with `Job.sampler`. `clip_norm`: the
+    `join`: this process joins the job that uses this Store, with `Job.sampler`. It has no WORLD; or FSDP2 shards the
+    model within a WORLD of a row's own, and the row joins as a whole. `clip_norm`: the
     averages are clipped to this norm before the optimizer steps, as by `torch.nn.utils.clip_grad_norm_`. `codec`:
     "bf16" halves what gradients send between hosts. `overlap`: gradients travel while the backward pass makes the
     others, from the second step on; so the loop must not change them between the backward pass and `step`. With False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -9,9 +10,9 @@ import torch.distributed as dist
 
 from ...errors import ClosedError, CommError, ConfigError, MismatchError, PeerLostError
 from ...transport.log import log
-from ..group.newcomers import JOIN_S, Newcomers, ask, settings_of
+from ..group.newcomers import JOIN_S, Newcomers, alone, ask, settings_of
 from ..group.party import ATTEMPTS, here
-from ..group.told import told_by_all
+from ..group.told import done_by_all, told_by_all
 from .replica import Replica
 from .rows import Rows, rows_of
 from .world import World
@@ -133,26 +134,50 @@ class Membership:
         raise PeerLostError(f"rank {world.own}: no group in {ATTEMPTS} attempts; look at the other ranks' logs")
 
     def join(self, store: dist.Store, settings: Mapping[str, Any]) -> None:
-        """Asks to join, until this rank is a member, which listens."""
+        """Asks to join, with all ranks of this row, until this rank is a member, which listens."""
         for _ in range(ATTEMPTS):
-            self._world = world = ask(
-                World, store, lambda token: settings_of(settings, token), here(), self._silence_s, JOIN_S
-            )
+            self._world = world = self._ask(store, settings)
             self._replica.listen()
             self._is_excluded = False
+            obstacle: CommError | None = None
             try:
-                self._meet()
+                try:
+                    self._meet()
+                except CommError as error:
+                    if isinstance(error, (MismatchError, ConfigError)):
+                        raise
+                    obstacle = error
+                    world.survivors().withdraw()  # those that still meet, also of this row, wait for it no more
+                fails = self.row_fails(failed=obstacle is not None)
             except BaseException as error:
                 self.withdraw(error)
-                if isinstance(error, (MismatchError, ConfigError)) or not isinstance(error, CommError):
-                    raise
-                log.warning("rank %d asks again to join: %s", world.own, error)
-            else:
+                raise
+            if not fails:
                 world.pulse.beat()
                 self._newcomers = Newcomers(world)
                 self._newcomers.follow()
                 return
+            self.ask_again(obstacle or "another rank of its row has not met the others")
         raise PeerLostError(f"this process could not join in {ATTEMPTS} attempts; look at the ranks' logs")
+
+    def _ask(self, store: dist.Store, settings: Mapping[str, Any]) -> World:
+        kind = World if self._row is None else Rows
+        together = alone if self._row is None else functools.partial(done_by_all, self._row)
+        try:
+            world = ask(
+                kind, store, lambda token: settings_of(settings, token), here(), self._silence_s, JOIN_S, together
+            )
+        except CommError as error:
+            if self._row is None or error.operation is None:
+                raise  # all ranks of the row do
+            raise PeerLostError(f"elastic(join=...): this row cannot join without one of its ranks: {error}") from error
+        except BaseException:
+            if self._row is not None:
+                self._row.abort()
+            raise
+        if isinstance(world, Rows):
+            world.enter(self._row)
+        return world
 
     def row_fails(self, *, failed: bool) -> bool:
         """Whether one of this row has `failed`. All its ranks call: without one of them, the rest of the row would wait
@@ -168,6 +193,14 @@ class Membership:
         self.world.abandon()
         self.close()
 
+    def ask_again(self, reason: CommError | str) -> None:
+        """The same of a rank, with its row, that is to join once more."""
+        log.warning("rank %d asks again to join: %s", self.world.own, reason)
+        if not self._is_excluded:
+            self.world.survivors().withdraw()
+        self.world.end()
+        self.close()
+
     def _go(self, others: Collection[int]) -> None:
         """This member is among those that are gone."""
         world, own = self.world, self.world.own
@@ -176,10 +209,11 @@ class Membership:
         loss = world.loss(None, others)
         if loss or not (self.leaves or world.is_row_leaving()):
             self._is_excluded = True
+            if loss:
+                raise PeerLostError(loss)
             whom = "this rank, or one of its row," if world.ARE_DIVIDED else "this rank"
             raise ExcludedError(
-                loss
-                or f"rank {own}: rank(s) {', '.join(map(str, sorted(others))) or 'of other rows'} took {whom} for dead "
+                f"rank {own}: rank(s) {', '.join(map(str, sorted(others))) or 'of other rows'} took {whom} for dead "
                 f"and have gone on without it; end this process"
             )
         self._replica.follow_row(world, [each[1:] for each in self._row_told])

@@ -2,7 +2,8 @@
 
 A rank that has joined first listens: it lacks the state, which comes from another member while all train. It takes part
 in each average with the weight 0, and keeps the averages, whose bits are everyone's. Once the state is there, it makes
-the steps that it lacks, while the others compute theirs, and says so in the next average: from then on it computes.
+the steps that it lacks, while the others compute theirs, and says so in the next average: from then on it computes, if
+all of its row have said so.
 
 Where members are rows of ranks, each place of the rows has an average of its own, and one of them may end while another
 fails. So a rank holds its averages until a small all-reduce of all members has ended: then all have theirs. If a rank
@@ -15,7 +16,6 @@ import dataclasses
 import functools
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -26,6 +26,7 @@ from torch._C._distributed_c10d import AllreduceOptions
 
 from ...errors import CommError, MismatchError
 from ...transport.log import log
+from ..group.joining import Joining
 from ..group.state import State, checksum
 from ..group.transfer import Transfers
 from ..work.odd import odd_ones
@@ -33,11 +34,6 @@ from .averages import Averages, Told
 from .contribution import Contribution
 from .sampler import Sampler
 from .world import World
-
-KEPT_BYTES = 2 << 30
-"""So much of averages a rank that listens keeps (but eight steps at least). Then it makes the others wait for it."""
-
-KEPT_LEAST = 8
 
 CODECS = ("none", "bf16")
 """Those that need nothing of an earlier step, which a rank that dies would take along."""
@@ -77,28 +73,28 @@ class Replica:
         """Those of the step that is due, until all members are known to have theirs. Only where members are rows."""
         self._norms: dict[int, float] = {}
         """Those of this rank's part of the averages, by step: of the latest one, and of the one that is due."""
-        self._waiting: deque[Tensor] | None = None
-        """The averages of the steps that this rank lacks; None: it computes."""
-        self._is_loaded = False
+        self._joining: Joining[tuple[Tensor, float | None]] | None = None
+        """What this rank lacks: averages and their norms are kept; None: it computes."""
         self._transfers = Transfers(state.pack)
         self._compares = True
         """In the next average, the members compare their states."""
 
     def listen(self) -> None:
         """This rank lacks the state."""
-        self.made, self._averages, self._waiting = -1, None, deque()
-        self._is_loaded = False
-        self._transfers.listen()
+        self.made, self._averages, self._held, self._norms = -1, None, None, {}
+        self._joining = Joining(
+            self._transfers, self._load, lambda each: self._step(*each), lambda each: each[0].nbytes
+        )
 
     @property
     def is_listening(self) -> bool:
         """Whether this rank computes nothing yet."""
-        return self._waiting is not None
+        return self._joining is not None
 
     @property
     def holds(self) -> bool:
         """Whether this rank has the state after its latest step."""
-        return self._waiting is None or (self._is_loaded and not self._waiting)
+        return self._joining is None or self._joining.is_done
 
     # ---- a step ----
 
@@ -141,13 +137,14 @@ class Replica:
             all_told = self._gradients.told(averages, len(world.members))
         heard = dict(zip(world.members, all_told, strict=True))
         self._check(world, heard)
-        if holds:
-            self._waiting = self._transfers.receiving = None
+        # A row computes once all its ranks have the state.
+        ready = {each for each in self.listening if all(heard[mate].holds > 0 for mate in world.whole({each}))}
+        if world.own in ready:
+            self._joining = None
         norm = self._whole_norm(world, {each: heard[each].norm for each in world.row})
         self._apply(averages[: self._gradients.size], norm)
         if self.sampler is not None:
             self.sampler.advance({each: heard[each].speed for each in self.computing(world.members)})
-        ready = {each for each in world.members if heard[each].holds > 0}
         self.listening -= ready
         self._compares = bool(ready)
         self._transfers.forget(self.listening)
@@ -163,7 +160,7 @@ class Replica:
             works = [*works, world.average(exact, is_async=True)]
             while not all(each.is_completed() for each in works):
                 self._transfers.send()
-                if not self._catch_up():
+                if self._joining is None or not self._joining.catch_up():
                     time.sleep(PAUSE_S)
         else:
             world.average(exact, is_async=False)
@@ -227,10 +224,10 @@ class Replica:
         self._averages, self._held = averages, None
         self.made += 1
         self._norms = {step: each for step, each in self._norms.items() if step == self.made}
-        if self._waiting is None:
+        if self._joining is None:
             self._step(averages, norm)
         else:
-            self._waiting.append(averages)
+            self._joining.keep((averages, norm))
 
     def _step(self, averages: Tensor, norm: float | None = None) -> None:
         self._transfers.finish_packing()
@@ -243,30 +240,15 @@ class Replica:
     def _pump(self) -> None:
         """Keeps transfers going, and takes what has come."""
         self._transfers.send()
-        for _ in range(REPLAYS):
-            self._catch_up()
-        while self._waiting and not self._is_loaded and len(self._waiting) >= self._most():
-            self._catch_up(waits=True)  # the others wait in their average, where they send
+        if self._joining is not None:
+            for _ in range(REPLAYS):
+                self._joining.catch_up()
+            while self._joining.is_full and self._joining.catch_up(waits=True):
+                pass  # the others wait in their average, where they send
 
-    def _most(self) -> int:
-        return max(KEPT_LEAST, KEPT_BYTES // (4 * self._gradients.size))
-
-    def _catch_up(self, *, waits: bool = False) -> bool:
-        """Does one thing that this rank lacks; False: nothing can be done now."""
-        receiving = self._transfers.receiving
-        if self._waiting is None or receiving is None:
-            return False
-        if not self._is_loaded:
-            state = receiving.pump(waits=waits)
-            if state is None:
-                return False
-            self._state.load(state)
-            self._is_loaded = True
-        elif self._waiting:
-            self._step(self._waiting.popleft())
-        else:
-            return False
-        return True
+    def _load(self, state: Tensor) -> None:
+        self._regather()
+        self._state.load(state)
 
     # ---- a new WORLD ----
 
@@ -289,6 +271,7 @@ class Replica:
             "made": self.made,
             "has averages": self._averages is not None,
             "holds": self.holds,
+            "lacks the state": self._joining is not None and not self._joining.is_loaded,
             "norms": self._norms,
             "sampler": None if self.sampler is None else self.sampler.state(),
         }
@@ -298,10 +281,11 @@ class Replica:
         made = [each["made"] for each in reports]
         latest = max(made)
         leader = max(range(len(made)), key=lambda place: (made[place], reports[place]["has averages"]))
-        if self.holds:
-            self._waiting = None
         told = dict(zip(world.members, reports, strict=True))
-        if world.ARE_DIVIDED and self.made < latest:
+        listening = {each for each in world.members if not all(told[mate]["holds"] for mate in world.whole({each}))}
+        if world.own not in listening:
+            self._joining = None
+        if world.ARE_DIVIDED and 0 <= self.made < latest:
             if self._held is None:
                 raise CommError(
                     f"rank {world.own}: it lacks the averages of step {latest}, which other ranks have made"
@@ -322,12 +306,15 @@ class Replica:
         self.made, self._held = latest, None
         if self.sampler is not None:
             self.sampler.load(reports[leader]["sampler"])
-        listening = {each for each in world.members if not told[each]["holds"]}
         # Before the first step nobody has compared anything.
         self._compares = latest == 0 or bool(self.listening.intersection(world.members) - listening)
         self.listening = listening
-        if self._transfers.match(world, world.all, self.computing(world.members), listening, told):
-            self._waiting, self._is_loaded = deque(), False
+        alike = next(ranks for ranks in world.likes() if world.own in ranks)
+        lacking = [each for each in alike if told[each]["lacks the state"]]
+        begins = self._transfers.match(world, world.all, self.computing(alike), lacking, told)
+        if begins and self._joining is not None:
+            self._joining.begin()
+        self._regather()
         self._transfers.pack()
 
 

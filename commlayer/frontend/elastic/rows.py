@@ -6,12 +6,15 @@ death: one of all members, and one of the ranks of this place in all rows, betwe
 
 The ranks of a row go to an agreement together, or none of them: one that trained on would wait for the others in the
 forward pass, and they for it. So they tell each other, after each step and each meeting, whether one of them failed.
+
+A row that joins has a WORLD of its own, in which its ranks have other numbers than in the job. So its processes have a
+second engine, for the two groups of the job.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -20,8 +23,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import AllreduceOptions
 
+from ...config import Config
 from ...errors import CommError, ConfigError, PeerLostError
 from ...transport.accord import store_errors
+from ...transport.native import Engine
 from ..group.backend import CommProcessGroup
 from ..group.told import divided
 from .world import World
@@ -60,14 +65,19 @@ def rows_of(world: CommProcessGroup, row: CommProcessGroup | None) -> list[list[
 
 
 class Rows(World):
-    """The members are ranks of the first WORLD, which stays."""
+    """The members are ranks of the first WORLD, which stays, and of rows that have joined."""
 
     ARE_DIVIDED = True
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
         self._rows: list[list[int]] = []
+        """Those of the first WORLD."""
         self._group_of_row: CommProcessGroup | None = None
+        self._ranks_of_row: list[int] = []
+        """In this process's WORLD."""
+        self._engine: Engine | None = None
+        """That of the job's groups; None: the process's."""
         self._all: CommProcessGroup | None = None
         self._peers: CommProcessGroup | None = None
         self._is_told = False
@@ -77,7 +87,8 @@ class Rows(World):
         """The first ones of a job, of which `row` connects this rank's. All ranks of WORLD call, after `rows_of`."""
         found = cls.of(world, silence_s)
         assert isinstance(found, Rows)  # noqa: S101  # for mypy
-        found._rows, found._group_of_row = rows, row
+        found._rows = rows
+        found._connect(row)
         try:
             found.make()
             found.total(torch.zeros(1))  # or the error of a rank that is ahead would end the meeting of the others
@@ -87,6 +98,14 @@ class Rows(World):
             raise
         return found
 
+    def enter(self, row: CommProcessGroup) -> None:
+        """For a row that joins, whose ranks this group connects."""
+        self._connect(row)
+        self._engine = Engine.private(Config.from_environment())
+
+    def _connect(self, row: CommProcessGroup) -> None:
+        self._group_of_row, self._ranks_of_row = row, dist.get_process_group_ranks(row)
+
     # ---- who they are ----
 
     @property
@@ -94,14 +113,23 @@ class Rows(World):
         return len(self._rows[0])
 
     def rows(self, members: Collection[int]) -> list[list[int]]:
-        return [row for row in self._rows if set(row) <= set(members)]
+        found = sorted({tuple(self._row_of(each)) for each in members})
+        return [list(row) for row in found if set(row) <= set(members)]
 
     def whole(self, members: Collection[int]) -> set[int]:
-        return {*members, *(each for row in self._rows for each in row if not set(row).isdisjoint(members))}
+        return {mate for each in members for mate in self._row_of(each)}
 
     @property
     def row(self) -> list[int]:
-        return next(row for row in self._rows if self.own in row)
+        return self._row_of(self.own)
+
+    def _row_of(self, member: int) -> list[int]:
+        """Those of a row that has joined follow each other, and all those of the first WORLD."""
+        first, size = sum(map(len, self._rows)), self.row_size
+        if member < first:
+            return next(row for row in self._rows if member in row)
+        begin = member - (member - first) % size
+        return list(range(begin, begin + size))
 
     def likes(self) -> list[list[int]]:
         return [list(ranks) for ranks in zip(*self.rows(self.members), strict=True)]
@@ -133,6 +161,7 @@ class Rows(World):
             f"{DESCRIPTION}:{self.generation}:{name}",
             ranks,
             self.options.policy,
+            engine=self._engine,
         )
         found._set_group_desc(DESCRIPTION)
         return found
@@ -146,6 +175,9 @@ class Rows(World):
     def close(self) -> None:
         super().close()
         self._leave()
+        if self._engine is not None:
+            self._engine.release()
+            self._engine = None
 
     def _leave(self) -> None:
         for group in (self._peers, self._all):
@@ -219,8 +251,10 @@ class Rows(World):
             causes = self._causes(mates)
             died = self.dead(mates) - {*causes}
         gone, what = died or {*causes}, "died or ended"
-        if not gone and isinstance(error, CommError) and error.culprit in mates:
-            gone, what = {error.culprit}, "died, ended or did not answer"
+        culprit = error.culprit if isinstance(error, CommError) else None  # by its rank in WORLD
+        named = {number for number, rank in zip(self.row, self._ranks_of_row, strict=True) if rank == culprit}
+        if not gone and named & mates:
+            gone, what = named, "died, ended or did not answer"
         elif gone and not died:
             what = f"gave up ({causes[min(causes)]})"
         if not gone:
@@ -232,6 +266,15 @@ class Rows(World):
             f"rank {self.own}: rank(s) {_listed(gone)} of its row, {_listed(self.row)}, {what}, and a row cannot train "
             f"without one of its ranks; {then}; {remedy}"
         )
+
+    # ---- for rows that join ----
+
+    def roster(self) -> dict[str, Any]:
+        return {**super().roster(), "rows": self._rows}
+
+    def follow(self, roster: Mapping[str, Any]) -> None:
+        self._rows = roster["rows"]
+        super().follow(roster)
 
     def _causes(self, mates: Collection[int]) -> dict[int, str]:
         """What those have told that make no more steps."""

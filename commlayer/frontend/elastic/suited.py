@@ -22,13 +22,13 @@ def check_world(model: nn.Module, min_size: int, *, joins: bool) -> CommProcessG
     """WORLD; None for a process that joins. Raises ConfigError for one that a job cannot use, and for `min_size`."""
     world: Any = dist.group.WORLD if dist.is_initialized() else None
     if joins:
-        if sharded_modules(model):
+        if world is not None and not sharded_modules(model):
             raise ConfigError(
-                "elastic(join=...): ranks that share a model (fully_shard) cannot join a job; start it again from a "
-                "checkpoint, with more rows"
+                "elastic(join=...): this process has a WORLD, and its model is not sharded; leave init_process_group "
+                "to the job, or share the model within a row of ranks by fully_shard before elastic()"
             )
-        if world is not None:
-            raise ConfigError("elastic(join=...): this process has a WORLD; leave init_process_group to the job")
+        if isinstance(world, CommProcessGroup):
+            _check_lossless(world, "elastic(join=...)")
         if min_size < 1:
             raise ConfigError(f"elastic(min_size={min_size}): use 1 or more, as the job does")
         return None
@@ -37,12 +37,16 @@ def check_world(model: nn.Module, min_size: int, *, joins: bool) -> CommProcessG
     who = f"rank {dist.get_rank()}: elastic"
     if not 1 <= min_size <= world.size():
         raise ConfigError(f"{who}(min_size={min_size}): use 1 to {world.size()}, the number of ranks")
+    _check_lossless(world, who)
+    return world
+
+
+def _check_lossless(world: CommProcessGroup, who: str) -> None:
     if world.policy.loss_bound > 0:
         raise ConfigError(
             f"{who}: WORLD has loss_bound={world.policy.loss_bound:g}, and a step needs all contributions; make WORLD "
             f"without a loss bound"
         )
-    return world
 
 
 def check_model(model: nn.Module, world: Any, who: str) -> None:
@@ -73,9 +77,10 @@ def reshard(modules: Collection[Any]) -> None:
         module.reshard()
 
 
-def row_of(model: nn.Module, who: str) -> CommProcessGroup | None:
+def row_of(model: nn.Module, who: str, *, joins: bool) -> CommProcessGroup | None:
     """The group between whose ranks `fully_shard` divides the model; None: it does not. Parameters that it has gathered
-    are divided again. Raises ConfigError for a model that a job of rows cannot train."""
+    are divided again. `joins`: the row joins a job, from a WORLD of its own. Raises ConfigError for a model that a job
+    of rows cannot train."""
     modules = sharded_modules(model)
     if not modules:
         return None
@@ -112,7 +117,7 @@ def row_of(model: nn.Module, who: str) -> CommProcessGroup | None:
             f"{who}: the mesh of fully_shard has a group of {type(group).__name__}: make it, after "
             f"init_process_group('commlayer'), without a backend_override"
         )
-    if group.size() == dist.get_world_size():
+    if not joins and group.size() == dist.get_world_size():
         raise ConfigError(
             f"{who}: fully_shard divides the model between all {group.size()} ranks, so nobody could go on without one "
             f"of them; use rows of ranks, each of which has all of the model: init_device_mesh('cpu', (rows, shards))"

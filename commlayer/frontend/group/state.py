@@ -167,7 +167,7 @@ class State:
 
 def _described(tensor: Tensor) -> str:
     placements = getattr(tensor, "placements", None)
-    divided = "" if placements is None else f", divided by {', '.join(map(str, placements))}"
+    divided = "" if placements is None else f", divided by {', '.join(map(repr, placements))}"
     kind = str(tensor.dtype).removeprefix("torch.")
     return f"{kind}{list(tensor.shape)}{' (trained)' * tensor.requires_grad}{divided}"
 
