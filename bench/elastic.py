@@ -3,6 +3,7 @@
     python -m bench.elastic shares
     python -m bench.elastic join --megabytes 100
     python -m bench.elastic join --mbit 100 --trained 0.02    each process a host, in namespaces of its own (root)
+    python -m bench.elastic join --shards 2                   a row of two joins two such rows; each has the state
     python -m bench.elastic kill                              beside torchrun's restart
     python -m bench.elastic kill --mbit 1000
     python -m bench.elastic codec --mbit 200 --megabytes 24   8 MB of gradients, in bf16 and as they are
@@ -29,11 +30,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import commlayer
 from bench.harness.options import options
 from bench.jobs.data_parallel import Layer
+from commlayer.frontend.group.parts import part_of, whole_of
 from commlayer.tools.emulate.link import Link
 from commlayer.tools.emulate.network import Network
 from commlayer.tools.emulate.scenario import Scenario
@@ -82,23 +86,31 @@ def _hosts(size: int, mbit: float) -> Iterator[dict[str, Any]]:
         yield {"environ": network.rendezvous(), "places": [network.name(host) for host in range(size)]}
 
 
-def join(rank: int, size: int, megabytes: float, trained: float, compute_s: float, steps: int) -> dict[str, Any]:
-    """The times of the steps; of the joiner (the last rank), when it asked and when it was ready."""
-    joins = rank == size - 1
+def join(
+    rank: int, size: int, shards: int, megabytes: float, trained: float, compute_s: float, steps: int
+) -> dict[str, Any]:
+    """The times of the steps; of those that join (the last rank, or row), when they asked and when they were ready."""
+    joins = rank >= size - shards
     values = megabytes * 1e6 / 4
     parameter = nn.Parameter(torch.zeros(int(values * trained / 3)))  # AdamW has two more values for each
     model = nn.Module()
     model.weight = parameter
     model.frozen = nn.Parameter(torch.zeros(int(values * (1 - trained))), requires_grad=False)
-    optimizer = torch.optim.AdamW([parameter])
     store = _store(rank)
     found: dict[str, Any] = {"steps": []}
+    if not joins:
+        ranks.init(rank, size - shards, store=store, timeout=timedelta(seconds=120))
+    elif shards > 1:
+        ranks.init(rank % shards, shards, store=dist.PrefixStore("row", store), timeout=timedelta(seconds=120))
+    if shards > 1:
+        mesh = init_device_mesh("cpu", (dist.get_world_size() // shards, shards), mesh_dim_names=("rows", "shards"))
+        fully_shard(model, mesh=mesh["shards"])
+        parameter = model.weight
+    optimizer = torch.optim.AdamW([parameter])
     if joins:
         store.wait(["asks"])
         found["asked"] = time.time()
-    else:
-        ranks.init(rank, size - 1, store=store, timeout=timedelta(seconds=120))
-    gradient = torch.randn(parameter.shape)
+    gradient = whole_of(torch.randn(part_of(parameter).shape), parameter)
     with commlayer.elastic(model, optimizer, join=store if joins else None) as job:
         sampler = job.sampler(range(12 * steps), 12, by_speed=False)
         found["ready"] = time.time()
@@ -114,33 +126,33 @@ def join(rank: int, size: int, megabytes: float, trained: float, compute_s: floa
                 store.set("end", str(job.steps + 6))
             if store.check(["end"]) and job.steps >= int(store.get("end")):
                 break
-    found["sum"] = float(parameter.detach().double().sum())
+    found["sum"] = float(part_of(parameter).detach().double().sum())
     return found
 
 
-def report_join(megabytes: float, trained: float, mbit: float, compute_s: float, steps: int) -> None:
-    size = 4
+def report_join(shards: int, megabytes: float, trained: float, mbit: float, compute_s: float, steps: int) -> None:
+    size = 4 if shards == 1 else 3 * shards
+    before = size - shards
     with _hosts(size, mbit) as where:
-        outcomes = ranks.outcomes(join, size, megabytes, trained, compute_s, steps, timeout_s=300, **where)
+        outcomes = ranks.outcomes(join, size, shards, megabytes, trained, compute_s, steps, timeout_s=300, **where)
     results = ranks.results(outcomes, ())
     first, joiner = results[0], results[-1]
-    alone = [end - begin for begin, end, members, _ in first["steps"][2:] if members == size - 1]
-    pause = max(end - begin for begin, end, members, _ in first["steps"] if members >= size - 1)
+    alone = [end - begin for begin, end, members, _ in first["steps"][2:] if members == before]
+    pause = max(end - begin for begin, end, members, _ in first["steps"] if members >= before)
     regrouping = next(
         end - begin for (begin, end, members, _) in first["steps"] if members == size
     )  # the step at whose end they met
-    listening = [
-        end - begin for begin, end, members, sharing in first["steps"] if (members, sharing) == (size, size - 1)
-    ]
+    listening = [end - begin for begin, end, members, sharing in first["steps"] if (members, sharing) == (size, before)]
     both = [end - begin for begin, end, _, sharing in first["steps"] if sharing == size]
     usual_s = statistics.median(alone[:-1])
+    whose = f" of a row of {shards}" if shards > 1 else ""
     print(
-        f"state {megabytes:g} MB, {trained:.0%} of it trained, {_place(mbit)}, {compute_s:g} s of computation: "
+        f"state {megabytes:g} MB{whose}, {trained:.0%} of it trained, {_place(mbit)}, {compute_s:g} s of computation: "
         f"step before {usual_s:.3f} s; the step with the regrouping took {regrouping - usual_s:.3f} s more; "
         f"while it listened ({len(listening) - 1} steps): median {statistics.median(listening[1:] or [0]):.3f} s; "
         f"afterwards {statistics.median(both[1:]):.3f} s; longest step {pause:.3f} s; "
         f"joiner ready {joiner['ready'] - joiner['asked']:.2f} s after it asked; equal: "
-        f"{len({each['sum'] for each in results}) == 1}"
+        f"{len({(rank % shards, each['sum']) for rank, each in enumerate(results)}) == shards}"
     )
 
 
@@ -294,9 +306,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--mbit", type=float, default=0.0, help="rate of each link; 0: one host")
     parser.add_argument("--compute", type=float, default=0.3, help="seconds of computation in a step")
     parser.add_argument("--steps", type=int, default=200, help="most steps")
+    parser.add_argument("--shards", type=int, default=1, help="ranks of a row, over which FSDP2 shards the state")
     given = parser.parse_args(arguments)
     if given.case == "join":
-        report_join(given.megabytes, given.trained, given.mbit, given.compute, given.steps)
+        report_join(given.shards, given.megabytes, given.trained, given.mbit, given.compute, given.steps)
         return
     if given.case == "codec":
         report_codec(given.mbit, given.megabytes, given.compute, given.rounds)
