@@ -60,17 +60,18 @@ def test_a_row_of_hosts_that_share_no_memory_joins(codec: str) -> None:
     assert found[FIRST].joined > 0
 
 
-def begin(rank: int, *, seed: int = 0, **options: Any) -> tuple[nn.Module, torch.optim.Optimizer, Any, Job]:
+def begin(rank: int, timeout_s: float = 20.0) -> tuple[nn.Module, torch.optim.Optimizer, Any, Job]:
     """A job of two rows; the other processes are a row that joins."""
+    timeout = timedelta(seconds=timeout_s)
     os.environ.setdefault("COMMLAYER_PEER_TIMEOUT_S", "1")
     store: Any = ranks.store()
     joins = rank >= FIRST
     if joins:
-        ranks.init(rank - FIRST, 2, store=dist.PrefixStore("a row", store), timeout=timedelta(seconds=20))
+        ranks.init(rank - FIRST, 2, store=dist.PrefixStore("a row", store), timeout=timeout)
     else:
-        ranks.init(rank, FIRST, timeout=timedelta(seconds=20))
-    model, optimizer, schedule = build_row(BY_TWO, seed + joins)
-    job = commlayer.elastic(model, optimizer, schedule=schedule, join=store if joins else None, **options)
+        ranks.init(rank, FIRST, timeout=timeout)
+    model, optimizer, schedule = build_row(BY_TWO, int(joins))
+    job = commlayer.elastic(model, optimizer, schedule=schedule, join=store if joins else None)
     return model, optimizer, schedule, job
 
 
@@ -352,8 +353,8 @@ def test_a_rank_of_a_row_that_has_joined_is_named_by_its_number_in_the_job() -> 
 
 
 def _one_fails(rank: int, size: int, how: str) -> tuple[list[int], str]:
-    """Rank 5 fails once, and lives on."""
-    model, _, _, job = begin(rank)
+    """Rank 5 fails once, and lives on. The others must not wait for it until the timeout, which is that of the test."""
+    model, _, _, job = begin(rank, timeout_s=2 * ranks.TIMEOUT_S)
     real = Rows.make
 
     def make(self: Rows) -> None:
@@ -362,7 +363,18 @@ def _one_fails(rank: int, size: int, how: str) -> tuple[list[int], str]:
             raise commlayer.CommError("no way to a rank, says the test")
         raise MemoryError("no room, says the test")
 
-    if rank == 5:
+    def wait(party: Party, store: Any, _end_s: float, _wait_s: float, act: Any) -> None:
+        def look() -> bool:
+            if store.check([f"answer {party.own}"]):
+                raise commlayer.OperationTimeoutError("too late, says the test")
+            return False
+
+        while not all(act(look)):
+            time.sleep(0.005)
+
+    if rank == 5 and how == "late":
+        vars(newcomers)["_wait"] = wait
+    elif rank == 5:
         Rows.make = make  # type: ignore[method-assign]
     error = ""
     ranks.meet("begun", size)
@@ -374,7 +386,7 @@ def _one_fails(rank: int, size: int, how: str) -> tuple[list[int], str]:
                     time.sleep(0.02)
                     loss_of(model, share).backward()
                     job.step()
-    except (commlayer.PeerLostError, MemoryError) as caught:
+    except (commlayer.PeerLostError, commlayer.OperationTimeoutError, MemoryError) as caught:
         error = str(caught)
     ranks.meet("end", size)
     return ([] if error else job.members), error
@@ -384,6 +396,13 @@ def test_a_row_of_which_one_rank_fails_to_meet_the_others_asks_again() -> None:
     ended = ranks.outcomes(_one_fails, 6, "meeting")
     assert [each.error for each in ended] == [None] * 6
     assert [each.result for each in ended] == [([0, 1, 2, 3, 6, 7], "")] * 6
+
+
+def test_a_row_that_gives_up_as_it_is_taken_in_stops_nobody() -> None:
+    ended = ranks.outcomes(_one_fails, 6, "late")
+    assert [each.error for each in ended] == [None] * 6
+    assert [each.result for each in ended[:FIRST]] == [([0, 1, 2, 3], "")] * FIRST
+    assert [each.result[1] for each in ended[FIRST:]] == ["too late, says the test"] * 2
 
 
 def test_a_row_with_a_rank_that_cannot_go_on_stops_nobody() -> None:
