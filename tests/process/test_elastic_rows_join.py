@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard
 
@@ -24,6 +24,7 @@ from commlayer.frontend.elastic.elastic import Job
 from commlayer.frontend.elastic.replica import Replica
 from commlayer.frontend.elastic.rows import Rows
 from commlayer.frontend.group import newcomers, transfer
+from commlayer.frontend.group.parts import part_of
 from commlayer.frontend.group.party import Party
 from commlayer.frontend.group.state import State
 from tests import ranks
@@ -352,6 +353,50 @@ def test_a_rank_of_a_row_that_has_joined_is_named_by_its_number_in_the_job() -> 
     assert "rank(s) 0, 1, 2, 3 can go on without this row" in ended[4].result[1]
 
 
+def _join_mixed_rows(rank: int, size: int) -> tuple[str, list[int]]:
+    """The ranks of the first rows, 0 and 2, and 1 and 3, do not follow each other."""
+    store: Any = ranks.store()
+    joins = rank >= FIRST
+    if joins:
+        ranks.init(rank - FIRST, 2, store=dist.PrefixStore("a row", store), timeout=timedelta(seconds=20))
+    else:
+        ranks.init(rank, FIRST, timeout=timedelta(seconds=20))
+    rows = [[0, 1]] if joins else [[0, 2], [1, 3]]
+    mesh = DeviceMesh("cpu", rows, mesh_dim_names=("rows", "shards"))["shards"]
+    torch.manual_seed(joins)
+    model: Any = fully_shard(nn.Linear(30, 7), mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters())
+    with commlayer.elastic(model, optimizer, join=store if joins else None) as job:
+        sampler = job.sampler(range(64), 16, by_speed=False)
+        end = 0
+        while not end or job.steps < end:
+            for share in sampler:
+                if len(sampler.shares) == size and not end:
+                    end = job.steps + 3  # the same on all ranks
+                time.sleep(0.02)
+                loss_of(model, share).backward()
+                job.step()
+                if job.steps == end:
+                    break
+        if rank == 4:  # FSDP2's errors have ranks of the row's WORLD
+            error = commlayer.PeerLostError("one of FSDP2's")
+            error.culprit = 1
+            text = job._membership.world.loss(error)
+            assert "rank 4: rank(s) 5 of its row, 4, 5, died, ended or did not answer" in text
+    state = [each for of in optimizer.state.values() for each in of.values()]
+    found = [part_of(each).tolist() for each in (*model.parameters(), *state)]
+    dist.destroy_process_group()
+    return str(found), job.members
+
+
+def test_each_rank_of_a_row_gets_the_state_of_its_place() -> None:
+    found = ranks.run(_join_mixed_rows, 6)
+    assert [members for _, members in found] == [[0, 1, 2, 3, 4, 5]] * 6
+    assert found[4] == found[0] == found[1]
+    assert found[5] == found[2] == found[3]
+    assert found[4] != found[5]
+
+
 def _one_fails(rank: int, size: int, how: str) -> tuple[list[int], str]:
     """Rank 5 fails once, and lives on. The others must not wait for it until the timeout, which is that of the test."""
     model, _, _, job = begin(rank, timeout_s=2 * ranks.TIMEOUT_S)
@@ -399,7 +444,7 @@ def test_a_row_of_which_one_rank_fails_to_meet_the_others_asks_again() -> None:
 
 
 def test_a_row_that_gives_up_as_it_is_taken_in_stops_nobody() -> None:
-    ended = ranks.outcomes(_one_fails, 6, "late")
+    ended = ranks.outcomes(_one_fails, 6, "late", environ={"COMMLAYER_PEER_TIMEOUT_S": "100"})
     assert [each.error for each in ended] == [None] * 6
     assert [each.result for each in ended[:FIRST]] == [([0, 1, 2, 3], "")] * FIRST
     assert [each.result[1] for each in ended[FIRST:]] == ["too late, says the test"] * 2
