@@ -152,7 +152,7 @@ class VirtualSites:
     def __init__(self, models: Sequence[nn.Module], turns: Turns, outer: Outer, form: Form) -> None:
         meeting = Meeting(len(models))
         self.rounds = [
-            Rounds(Living(group, range(len(models))), _weights_of(model), Site(), turns, outer, form)
+            Rounds(Living(group, range(len(models)), Site()), _weights_of(model), Site(), turns, outer, form)
             for group, model in ((_group(meeting, site), model) for site, model in enumerate(models))
         ]
         self._threads = ThreadPoolExecutor(len(models), "site")

@@ -24,6 +24,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
 import commlayer
 from commlayer.compress.fine import Fine
@@ -44,9 +47,15 @@ RATE = 0.1
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """A training, and what happens to its sites."""
+    """A training, and what happens to its sites. Processes are numbered by site."""
 
     seed: int = 0
+    sites: int = SIZE
+    """Those at the start."""
+    layout: str = ""
+    """What connects the ranks of a site: "DDP" or "FSDP2"; empty: a site is one rank."""
+    width: int = 1
+    """Ranks per site."""
     every: int = 4
     fragments: int = 2
     delay: int = 2
@@ -58,18 +67,18 @@ class Plan:
     kills: tuple[tuple[int, int, float], ...] = ()
     """Process, the turn of a sync, and the seconds from its start to the process's death."""
     stops: tuple[tuple[int, int], ...] = ()
-    """Rank, and the step before which it raises an exception."""
+    """Process, and the step before which it raises an exception."""
     deaf: tuple[tuple[int, int], ...] = ()
-    """Rank, and the turn of a sync of which it does not hear the end."""
+    """Process, and the turn of a sync of which it does not hear the end."""
     late: tuple[int, ...] = ()
-    """Ranks that are killed after the last sync."""
+    """Processes that are killed after the last sync."""
     has_buffers: bool = False
     is_uneven: bool = False
     """Then `steps` is the number of steps that the sites make in the mean."""
-    pauses_s: tuple[float, ...] = (0.002,) * (SIZE + 3)
+    pauses_s: tuple[float, ...] = (0.002,) * (2 * SIZE + 3)
     """The longest computation of a step, by process."""
     joins: tuple[int, ...] = ()
-    """The turns at which processes from SIZE on ask to join. Their numbers follow the order in which they ask."""
+    """The turns at which further sites ask to join. Their numbers follow the order in which they ask."""
     outer: tuple[float, float] = (1.0, 0.0)
     meeting: int | None = None
     """A process that dies when the sites meet in a new group."""
@@ -85,12 +94,26 @@ class Plan:
     away: tuple[tuple[int, int], ...] = ()
     """Process, and the turn of a sync which its loop does not begin: it waits until that has begun without it."""
     waits: bool = False
-    """Whether steps are long while a process that has asked does not train: so all join, also on a busy machine."""
+    """Whether steps are long while a site that has asked does not train: so all join, also on a busy machine."""
+
+    @property
+    def size(self) -> int:
+        """The processes at the start."""
+        return self.sites * self.width
+
+    def mates(self, process: int) -> range:
+        """The processes of its site."""
+        first = process // self.width * self.width
+        return range(first, first + self.width)
+
+    def turn(self, process: int) -> int:
+        """The turn at which a process asks to join."""
+        return self.joins[(process - self.size) // self.width]
 
 
 @dataclasses.dataclass(frozen=True)
 class Ended:
-    """A sync: who took part in it, with how many samples, and who counted."""
+    """A sync: the sites that took part in it, with how many samples, and which of them counted."""
 
     members: tuple[int, ...]
     samples: tuple[float, ...]
@@ -103,9 +126,14 @@ class Report:
     """What a process that lived to the end has seen."""
 
     values: list[float]
-    """Parameters, then buffers."""
+    """This rank's part of the parameters, then the buffers."""
     number: int
-    """Of the site."""
+    begun: list[list[float]]
+    """This rank's shards of the shared weights at the start, by fragment; of a site that has joined 0."""
+    shared: list[list[float]]
+    """The same at the end."""
+    made: list[list[float]]
+    """The sum of the site's own steps."""
     syncs: dict[int, Ended]
     """By turn."""
     steps: int
@@ -133,6 +161,7 @@ class Watched(Rounds):
         super().__init__(*given)
         self.ended: dict[int, Ended] = {}
         self.taken: list[int] = []
+        self.begun = [each.shared.tolist() for each in self.shared.fragments]
         self._store: Any = ranks.store()  # a new connection takes seconds now and then
 
     def _begin(self, head: Any, difference: Tensor, *given: Any) -> None:
@@ -152,7 +181,8 @@ class Watched(Rounds):
         ended, outcome, is_heard = super()._ended(sync, **given)
         samples = tuple(head.samples for head in outcome.heads)
         counting = tuple(not (head.is_listening or head.is_late) for head in outcome.heads)
-        self.ended[ended.head.turn] = Ended(tuple(ended.ranks), samples, counting, outcome.is_rest)
+        sites = tuple(member // self.plan.width for member in ended.ranks)
+        self.ended[ended.head.turn] = Ended(sites, samples, counting, outcome.is_rest)
         return ended, outcome, is_heard
 
     def _close(self) -> None:
@@ -199,9 +229,44 @@ def _die(after_s: float) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+class Felt(Given):
+    """The same, with gradients that a backward pass makes: each rank's own, of which the site takes the average."""
+
+    def forward(self, gradients: Sequence[Tensor]) -> Tensor:
+        return torch.stack([(weight * each).sum() for weight, each in zip(self.weights, gradients, strict=True)]).sum()
+
+
+def gradients_of(process: int, step: int) -> list[Tensor]:
+    """Those of `Given`."""
+    generator = torch.Generator().manual_seed(1000 * process + step)
+    return [torch.randn(weight.shape, generator=generator) for weight in Given().weights]
+
+
+def model_of(plan: Plan, process: int, *, joins: bool) -> Any:
+    """That of a process, whose WORLD is there if its site has several ranks."""
+    model: Any = (Felt if plan.layout else Given)(plan.mates(process)[0] if joins else 5)
+    model.register_buffer("mean", torch.zeros(3 if plan.has_buffers else 0))
+    if not plan.layout:
+        return model
+    mesh = init_device_mesh("cpu", (1 if joins else plan.sites, plan.width), mesh_dim_names=("site", "rank"))["rank"]
+    if plan.layout == "DDP":
+        return DistributedDataParallel(model, process_group=mesh.get_group(), broadcast_buffers=False)
+    fully_shard(model, mesh=mesh)
+    return model
+
+
+def make_step(plan: Plan, model: Any, optimizer: torch.optim.Optimizer, process: int, step: int) -> None:
+    if not plan.layout:
+        model.step(optimizer, process, step)
+        return
+    optimizer.zero_grad()
+    model(gradients_of(process, step)).backward()
+    optimizer.step()
+
+
 def train(process: int, size: int, plan: Plan, folder: str) -> Report | str | None:
-    """Returns a report; why a process could not join; None of one that was stopped."""
-    joins, store = process >= SIZE, ranks.store()
+    """Returns a report; why a process could not join, or cannot go on; None of one that was stopped."""
+    joins, store = process >= plan.size, ranks.store()
     Watched.plan, Watched.folder, Watched.process = plan, Path(folder), process
     vars(local_steps)["Rounds"] = Watched
     if plan.hosts is not None:
@@ -213,15 +278,14 @@ def train(process: int, size: int, plan: Plan, folder: str) -> Report | str | No
     if plan.kept < kept.KEPT_LEAST:
         vars(kept).update(KEPT_BYTES=0, KEPT_LEAST=plan.kept)
     vars(grace).update(TURNS_LEAST=1, TIMES=0.0, STEPS=0, SECONDS_LEAST=0.02)
-    model = Given(process if joins else 5)
-    mean = torch.zeros(3 if plan.has_buffers else 0)
-    model.register_buffer("mean", mean)
-    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     if joins:
         store.set(f"started {process}", "")
-        store.wait([f"begun {plan.joins[process - SIZE]}"])
+        store.wait([f"begun {plan.turn(process)}"])
     else:
-        ranks.init(process, SIZE, timeout=timedelta(seconds=20))
+        ranks.init(process, plan.size, timeout=timedelta(seconds=20))
+    model = model_of(plan, process, joins=joins)
+    net = model.module if plan.layout == "DDP" else model
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     samples = None if plan.weights is None else lambda: plan.weights[process]  # type: ignore[index]
     local = commlayer.LocalSteps(
         model, optimizer, plan.every, plan.fragments, plan.outer, plan.codec, samples, delay=plan.delay,
@@ -233,20 +297,20 @@ def train(process: int, size: int, plan: Plan, folder: str) -> Report | str | No
     try:
         with local:
             rounds: Any = local._rounds
-            while local.trained < SIZE * plan.steps if plan.is_uneven else local.steps < plan.steps:
+            while local.trained < plan.size * plan.steps if plan.is_uneven else local.steps < plan.steps:
                 if (process, made) in plan.stops:
                     raise Stopped
-                for newcomer, turn in enumerate(plan.joins, SIZE):
-                    if local.syncs > turn:
+                for newcomer in range(plan.size, size):
+                    if local.syncs > plan.turn(newcomer):
                         store.wait([f"started {newcomer}"])  # on a busy machine, later than all steps without this
-                asked = SIZE + sum(turn < local.syncs for turn in plan.joins)
+                asked = plan.size + plan.width * sum(turn < local.syncs for turn in plan.joins)
                 is_awaited = plan.waits and len(local.ranks) < asked
                 away_s = time.monotonic() + AWAY_S
                 while (process, local.syncs) in plan.away and time.monotonic() < away_s:
                     time.sleep(0.002)
                 time.sleep(0.2 if is_awaited else pauses.uniform(0, plan.pauses_s[process]))
-                model.step(optimizer, process, made)
-                mean += 1 + process
+                make_step(plan, model, optimizer, process, made)
+                net.mean += 1 + process
                 made += 1
     except Stopped:
         return None
@@ -254,24 +318,47 @@ def train(process: int, size: int, plan: Plan, folder: str) -> Report | str | No
         if not joins:
             raise
         return str(error)
+    except commlayer.PeerLostError as error:
+        if plan.width == 1:
+            raise
+        return str(error)
     finally:
         if not joins:
             dist.destroy_process_group()
+    steps = _made(plan, process, made)
+    parts = [each.to_local() if plan.layout == "FSDP2" else each for each in net.parameters()]
     return Report(
-        [*model.values().tolist(), *mean.tolist()], rounds._living.party.own, rounds.ended, made, rounds.taken
+        [value for each in parts for value in each.detach().flatten().tolist()] + net.mean.tolist(),
+        rounds._living.party.own,
+        rounds.begun,
+        [each.shared.tolist() for each in rounds.shared.fragments],
+        [each.shared.tolist() for each in fragments_of(steps, plan.fragments, Fine(), _shards_of(plan, process))],
+        rounds.ended,
+        made,
+        rounds.taken,
     )
+
+
+def _shards_of(plan: Plan, process: int) -> Site:
+    """What tells a fragment which values of a whole model are this rank's shard."""
+    site = Site()
+    if plan.layout == "DDP":
+        site.rank, site.size = process % plan.width, plan.width
+    return site
 
 
 def check(plan: Plan, **options: Any) -> dict[int, Report]:
     """Runs the plan. All that live must have the same weights, bit by bit; each sync has the same sites for all of
-    them; and the shared weights are the sum of what these have sent, in which each step counts once.
+    them; and the shared weights are the sum of what these have sent, in which each step counts once. A site goes as a
+    whole.
 
     Returns the reports of the processes that live.
     """
     with tempfile.TemporaryDirectory() as folder:
         killed = {process for process, *_ in plan.kills} | set(plan.late) | set((plan.last_piece or ())[:1])
         killed |= set() if plan.meeting is None else {plan.meeting}
-        found = ranks.results(ranks.outcomes(train, SIZE + len(plan.joins), plan, folder, **options), killed)
+        size = plan.size + plan.width * len(plan.joins)
+        found = ranks.results(ranks.outcomes(train, size, plan, folder, **options), killed)
         lived = {process: report for process, report in enumerate(found) if isinstance(report, Report)}
         sent = {
             (rank, turn): torch.load(path).double()
@@ -281,36 +368,62 @@ def check(plan: Plan, **options: Any) -> dict[int, Report]:
         }
     first = next(iter(lived.values()))
     assert list(first.syncs) == list(range(len(first.syncs)))
+    victims = killed | {process for process, _ in plan.stops}
+    for process, result in enumerate(found):
+        if process not in lived:
+            check_gone(plan, process, result, victims)
     for report in lived.values():
-        assert report.values == first.values, "two states"
         assert report.syncs.items() <= first.syncs.items(), "a sync that not all have applied"
         assert list(report.syncs) == list(first.syncs)[-len(report.syncs) :], "a sync that not all have applied"
-    shared = [values.double() for values in by_fragment(Given().values(), plan)]
+    for place in range(plan.width):
+        here = {process: report for process, report in lived.items() if report.number % plan.width == place}
+        one = next((report for process, report in here.items() if process < plan.size), None)
+        for report in here.values():
+            assert report.values == next(iter(here.values())).values, "two states"
+            assert report.shared == next(iter(here.values())).shared, "two states"
+            assert plan.layout == "FSDP2" or report.values == first.values, "two states"
+        if one is not None:
+            check_sums(plan, one, here, sent)
+    return lived
+
+
+def check_gone(plan: Plan, process: int, result: Report | str | None, victims: set[int]) -> None:
+    """A process that does not train to the end is a victim, or one of its site is, which it names."""
+    if process in victims or (process >= plan.size and result):
+        return
+    mates = victims & {*plan.mates(process)}
+    assert mates, f"process {process} has ended: {result}"
+    assert isinstance(result, str)
+    assert any(f"{mate} of its site" in result for mate in mates), result
+
+
+def check_sums(plan: Plan, one: Report, here: Mapping[int, Report], sent: Mapping[tuple[int, int], Tensor]) -> None:
+    """What the ranks of one place have sent; `one` of them, `here` all that live."""
+    shared = [torch.tensor(values, dtype=torch.float64) for values in one.begun]
     momentum = [torch.zeros_like(values) for values in shared]
-    outer = Outer(*plan.outer)
-    numbers = {report.number: process for process, report in lived.items()}
+    outer, place = Outer(*plan.outer), one.number % plan.width
+    numbers = {report.number: process for process, report in here.items()}
     counted = {number: [torch.zeros_like(values) for values in shared] for number in numbers}
-    for turn, ended in first.syncs.items():
+    for turn, ended in one.syncs.items():
         at = turn % plan.fragments
         weights = ended.samples if plan.weights is not None or plan.is_uneven else (1.0,) * len(ended.members)
         total = sum(weight for weight, counts in zip(weights, ended.counting, strict=True) if counts) or 1.0
         average = torch.zeros_like(shared[at])
-        for rank, weight in zip(ended.members, weights, strict=True):
+        for site, weight in zip(ended.members, weights, strict=True):
+            rank = site * plan.width + place
             average += sent[rank, turn] * weight / total
             if rank in counted and weight:
                 counted[rank][at] += sent[rank, turn]
         shared[at] += (PLAIN if ended.is_rest else outer).change(average, momentum[at])
     limit = ERRORS[plan.codec] if plan.codec != "none" else 1e-5
-    for ours, theirs in zip(
-        by_fragment(torch.tensor(first.values)[: len(Given().values())], plan), shared, strict=True
-    ):
-        assert _apart(ours.double(), theirs) < limit, "the shared weights are not what the sites have sent"
+    for ours, theirs in zip(one.shared, shared, strict=True):
+        assert _apart(ours, theirs) < limit, "the shared weights are not what the sites have sent"
     for number, parts in counted.items():
         process = numbers[number]
-        if plan.outer == (1.0, 0.0) and plan.codec == "none" and (plan.weights is None or plan.weights[process]):
-            for ours, steps in zip(parts, by_fragment(_made(process, lived[process].steps), plan), strict=True):
-                assert _apart(ours, steps.double()) < 1e-4, f"a step of process {process} was lost, or counted twice"
-    return lived
+        weight = 1 if plan.weights is None else sum(plan.weights[mate] for mate in plan.mates(process))
+        if plan.outer == (1.0, 0.0) and plan.codec == "none" and weight:
+            for sent_ones, steps in zip(parts, here[process].made, strict=True):
+                assert _apart(steps, sent_ones) < 1e-4, f"a step of process {process} was lost, or counted twice"
 
 
 def left_out(report: Report) -> list[tuple[int, int]]:
@@ -323,18 +436,23 @@ def left_out(report: Report) -> list[tuple[int, int]]:
     ]
 
 
-def _apart(values: Tensor, others: Tensor) -> float:
-    return float((values - others).norm() / (others.norm() or 1.0))
+def _apart(values: Sequence[float], others: Tensor) -> float:
+    return float((torch.tensor(values, dtype=torch.float64) - others).norm() / (others.norm() or 1.0))
 
 
-def _made(rank: int, steps: int) -> Tensor:
-    """The sum of a rank's own steps."""
+def _made(plan: Plan, process: int, steps: int) -> list[Tensor]:
+    """The sum of a site's own steps, with FSDP2 this rank's part of it."""
     model = Given()
     start = model.values()
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     for step in range(steps):
-        model.step(optimizer, rank, step)
-    return model.values() - start
+        every = [gradients_of(mate, step) for mate in plan.mates(process)]
+        for weight, *gradients in zip(model.weights, *every, strict=True):
+            weight.grad = torch.stack(gradients).mean(0)
+        optimizer.step()
+    torch.nn.utils.vector_to_parameters(model.values() - start, model.parameters())
+    parts = [weight.detach() for weight in model.weights]
+    return parts if plan.layout != "FSDP2" else [each.chunk(plan.width)[process % plan.width] for each in parts]
 
 
 def by_fragment(values: Tensor, plan: Plan) -> list[Tensor]:
@@ -367,6 +485,49 @@ def random_plan(seed: int) -> Plan:
     is_uneven = draw.random() < 0.3
     return Plan(
         seed,
+        every=every,
+        fragments=fragments,
+        delay=draw.randint(0, -(-every // fragments)),
+        codec=draw.choice(CODECS) if weights is None and not is_uneven else "none",
+        weights=weights,
+        steps=steps,
+        has_buffers=draw.random() < 0.5,
+        is_uneven=is_uneven,
+        pauses_s=tuple(draw.uniform(0.0, 0.008 if is_uneven else 0.002) for _ in range(size)),
+        kills=tuple(kills),
+        stops=tuple(stops),
+        joins=joins,
+        outer=draw.choice([(1.0, 0.0), (1.0, 0.0), (0.7, 0.6)]),
+        is_slow=draw.random() < 0.5,
+        kept=draw.choice([2, 8]),
+        waits=draw.random() < 0.8,
+    )
+
+
+def random_site_plan(seed: int) -> Plan:
+    """Sites of several ranks, of which up to two lose a rank or more."""
+    draw = random.Random(seed)
+    width = draw.choice([2, 2, 3])
+    sites = draw.choice([3, 4]) if width == 2 else 3
+    fragments = draw.randint(1, 3)
+    every = draw.randint(fragments, 6)
+    steps = draw.randint(every, 24)
+    syncs = steps * fragments // every + fragments
+    kills, stops = list[tuple[int, int, float]](), list[tuple[int, int]]()
+    for site in draw.sample(range(sites), draw.choice([1, 1, 2])):
+        for victim in draw.sample(range(site * width, (site + 1) * width), draw.choice([1, 1, 2])):
+            if draw.random() < 0.75:
+                kills.append((victim, draw.randrange(syncs), draw.choice([0.0, draw.uniform(0.0, 0.01)])))
+            else:
+                stops.append((victim, draw.randrange(steps)))
+    size = sites * width
+    weights = tuple(draw.randint(0, 4) for _ in range(size)) if draw.random() < 0.3 else None
+    is_uneven = draw.random() < 0.3
+    return Plan(
+        seed,
+        sites,
+        draw.choice(["DDP", "FSDP2"]),
+        width,
         every,
         fragments,
         draw.randint(0, -(-every // fragments)),
@@ -378,11 +539,7 @@ def random_plan(seed: int) -> Plan:
         pauses_s=tuple(draw.uniform(0.0, 0.008 if is_uneven else 0.002) for _ in range(size)),
         kills=tuple(kills),
         stops=tuple(stops),
-        joins=joins,
         outer=draw.choice([(1.0, 0.0), (1.0, 0.0), (0.7, 0.6)]),
-        is_slow=draw.random() < 0.5,
-        kept=draw.choice([2, 8]),
-        waits=draw.random() < 0.8,
     )
 
 
@@ -400,16 +557,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, default=100)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--late", action="store_true", help="some loops are late, and there is a quorum")
+    parser.add_argument("--sites", action="store_true", help="sites have several ranks")
     given = parser.parse_args(arguments)
     found: Counter[str] = Counter()
     for seed in range(given.first, given.first + given.seeds):
-        plan = (random_late_plan if given.late else random_plan)(seed)
+        plan = (random_site_plan if given.sites else random_late_plan if given.late else random_plan)(seed)
         lived = check(plan, environ=ranks.UDP if seed % 2 else None)
         here = Counter(
             kills=len(plan.kills),
             stops=len(plan.stops),
             asked=len(plan.joins),
-            joined=sum(process >= SIZE for process in lived),
+            joined=sum(process >= plan.size for process in lived) // plan.width,
+            sites_lost=plan.sites - len({process // plan.width for process in lived if process < plan.size}),
             taken=sum(len(report.taken) for report in lived.values()),
             late=len(left_out(next(iter(lived.values())))) if given.late else 0,
         )

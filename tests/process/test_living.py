@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 
 import commlayer
 from commlayer.frontend.group import party
@@ -227,12 +226,3 @@ def test_wrong_numbers_of_sites(rank: int, size: int) -> None:
     check_refused("min_sites differs: None on rank 0, 1 on rank 1", Net(), min_sites=1 if rank else None)
     with begin(Net(), min_sites=2) as local:
         train(local._model, local._optimizer, rank, range(3))
-
-
-@ranks.on(4, ranks.run_job, environ=ranks.NETWORK)
-def test_sites_of_several_ranks_are_refused(rank: int, size: int) -> None:
-    sites = [dist.new_group([0, 1]), dist.new_group([2, 3])]
-    between = [dist.new_group([0, 2]), dist.new_group([1, 3])]
-    model = DistributedDataParallel(Net(), process_group=sites[rank // 2])
-    text = r"LocalSteps\(min_sites=1\): sites of 2 ranks end with the first of them that dies"
-    check_refused(text, model, group=between[rank % 2], min_sites=1)

@@ -24,11 +24,8 @@ from .weights import BUFFERS, Weights
 CODECS = ("none", "bf16", "int8", "int4-int8")
 """The codecs of small error, with sums of 8 bits or more: see docs/local.md."""
 
-WITHOUT = {
-    "min_sites": ("a death ends the training", "end with the first of them that dies"),
-    "quorum": ("a site that is late is waited for", "do not agree on whether one of them is late"),
-}
-"""For errors: what happens without a number of sites, and why a site has one rank."""
+WITHOUT = {"min_sites": "a death ends the training", "quorum": "a site that is late is waited for"}
+"""For errors: what happens without a number of sites."""
 
 
 def check_kinds(*given: tuple[str, object, type, bool]) -> None:
@@ -86,8 +83,13 @@ class Arguments:
             self._check_groups(group, site)
             self._check_hosts(group)
             if not joins:
-                self._check_number("min_sites", self.min_sites, group, site)
-                self._check_number("quorum", self.quorum, group, site)
+                self._check_number("min_sites", self.min_sites, group)
+                self._check_number("quorum", self.quorum, group)
+            if self.quorum is not None and len(site.ranks) > 1:
+                raise ConfigError(
+                    f"LocalSteps(quorum={self.quorum}): sites of {len(site.ranks)} ranks do not agree on whether one "
+                    f"of them is late; use one rank per site, or leave quorum out"
+                )
 
     def _check_groups(self, group: CommProcessGroup, site: Site) -> None:
         """Raises ConfigError unless this rank alone is in both groups."""
@@ -112,20 +114,12 @@ class Arguments:
                 f"codec='none', or make one site of the ranks of a host (DistributedDataParallel)"
             )
 
-    def _check_number(self, name: str, sites: int | None, group: CommProcessGroup, site: Site) -> None:
+    def _check_number(self, name: str, sites: int | None, group: CommProcessGroup) -> None:
         """Raises ConfigError unless that many sites can go on without the others."""
-        without, remedy = WITHOUT[name]
-        if sites is None:
-            return
-        if not 1 <= whole(sites, -1) <= group.size():
+        if sites is not None and not 1 <= whole(sites, -1) <= group.size():
             raise ConfigError(
                 f"LocalSteps({name}={sites!r}): use a whole number, 1 to {group.size()}, the sites at the start; or "
-                f"None, with which {without}"
-            )
-        if len(site.ranks) > 1:
-            raise ConfigError(
-                f"LocalSteps({name}={sites}): sites of {len(site.ranks)} ranks {remedy}; use one rank per site, or "
-                f"leave {name} out"
+                f"None, with which {WITHOUT[name]}"
             )
 
     def turns(self, restored: Mapping[str, Any] | None = None) -> Turns | None:

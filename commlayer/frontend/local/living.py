@@ -1,8 +1,13 @@
-"""`Living`: the sites that live, and their group. After a death the others go on in a new one, and so do all when a
-site joins."""
+"""`Living`: the sites that live, and their groups. After a death the others go on in new ones, and so do all when a
+site joins.
+
+One group connects the ranks of this place in all sites, which exchange fragments. Where sites have several ranks, a
+second one connects all ranks: a death fails an operation of it everywhere, and not at one place alone.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import logging
@@ -14,17 +19,16 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from ...config import Config, Policy
-from ...errors import AbortedError, ClosedError, CommError, ConfigError, OperationTimeoutError, PeerLostError
+from ...errors import ClosedError, CommError, ConfigError, OperationTimeoutError, PeerLostError
 from ...transport.native import Engine
-from ...transport.store_link import root_of
 from ..group.backend import CommProcessGroup
+from ..group.mates import DYING_S, Mates
 from ..group.newcomers import JOIN_S, Newcomers, ask, settings_of
-from ..group.party import ATTEMPTS, Party, here, introduce
-from .meeting import is_on_all, on_all
+from ..group.party import ATTEMPTS, here
+from .meeting import LOST, is_on_all, on_all
+from .site import Site
+from .sites import Sites
 from .turns import Turns
-
-LOST = (PeerLostError, AbortedError, OperationTimeoutError)
-"""Errors of a sync after which the other sites can go on: a site died, ended its `with` by an exception, or hangs."""
 
 PATIENCE = timedelta(days=365)
 """Timeout of the operations of a site that joins. It begins a sync as soon as the last one has ended. The others do so
@@ -38,35 +42,25 @@ log = logging.getLogger("commlayer")
 MetT = TypeVar("MetT")
 
 
-class Sites(Party):
-    """The sites of a training. Their numbers are ranks of the job; those of sites that have joined are above."""
-
-    JOB = "commlayer/local"
-    OPENS = "LocalSteps(min_sites=) makes it one, once local steps have begun"
-    is_stopped = False
-    """Whether this process comes to no more meetings."""
-
-    def dead(self, watched: Collection[int]) -> set[int]:
-        """Members look again and again while they agree and meet. Raises ClosedError once this one is stopped."""
-        if self.is_stopped:
-            raise ClosedError(f"rank {self.own}: LocalSteps: this site ends, and makes no other group")
-        return super().dead(watched)
-
-
 class Living:
-    """At first all sites, which `group` connects. `ranks`: their ranks in the job."""
+    """At first all sites. `group` connects the ranks of this place, whose ranks in the job are `ranks`; None: this site
+    joins. `site`: this one."""
 
-    def __init__(self, group: CommProcessGroup | None, ranks: Sequence[int]) -> None:
-        self._group = group
+    def __init__(self, group: CommProcessGroup | None, ranks: Sequence[int], site: Site) -> None:
+        self._group, self._site = group, site
+        self._all: CommProcessGroup | None = None  # where sites have several ranks
         self.members = list(ranks)
-        """The numbers of the sites in the group, by rank."""
+        """The numbers of this place's ranks in the group, one of each site, by rank."""
+        self._sites: list[list[int]] = []  # all their ranks, where the others go on after a death
         self.listening: set[int] = set()
-        """Those of them that have joined, and count in no sync yet."""
+        """Those of them whose sites have joined, and count in no sync yet."""
         self.is_finished = False
         """Whether another site has said that all have made the last sync."""
         self.token = ""
         """The name of this training: torch gives a later group of the same ranks the same part of the Store."""
         self._least = 0
+        self.is_excluded = False
+        """Whether the others have gone on without this site."""
         self._is_joining = group is None
         self._gone: list[int] = []  # those of the latest deaths
         self._party: Sites | None = None
@@ -74,19 +68,17 @@ class Living:
         self._engine: Engine | None = None
 
     def watch(self, min_sites: int, silence_s: float) -> None:
-        """From now on, the others go on after a death, unless they are fewer than `min_sites`. All ranks of the group
-        call; each is a site of its own. `silence_s`: as of a `Party`."""
-        group = self.group
-        token, places = introduce(group)
-        store = root_of(c10d._world.pg_map[c10d._get_default_group()][1])
-        party = Sites(store, token, dist.get_rank(), here(), silence_s)
-        party.members = self.members  # errors name ranks of the job
-        party.timeout_s = group.timeout.total_seconds()
-        party.add({rank: places[at] for at, rank in enumerate(party.members)})
-        self._follow(party, min_sites, group.policy)
+        """From now on, the others go on after a death, unless they are fewer than `min_sites`. All ranks call.
+        `silence_s`: as of a `Party`."""
+        party = Sites.meet(self.group, self._site, silence_s)
+        self._follow(party, min_sites, self.group.policy)
+        self._sites = party.sites
+        with party.meeting():
+            self._all = self._group_of_all()
 
     def _follow(self, party: Sites, min_sites: int, policy: Policy) -> None:
         self._party, self._least, self._policy = party, min_sites, policy
+        self._mates = Mates(party, party.site_of(party.own), "site")
         # Between two groups this process stays what it is: another engine would be another life of its number.
         self._engine = Engine.shared(Config.from_environment())
 
@@ -97,9 +89,23 @@ class Living:
         return self._group
 
     @property
-    def ranks(self) -> list[int]:
-        """The numbers of the sites that train, as of the last sync that has ended."""
+    def everyone(self) -> CommProcessGroup:
+        """The present group of all ranks. Only where the others go on after a death."""
+        return self._all or self.group
+
+    @property
+    def training(self) -> list[int]:
+        """The members whose sites train, as of the last sync that has ended."""
         return [member for member in self.members if member not in self.listening]
+
+    @property
+    def ranks(self) -> list[int]:
+        """The numbers of all ranks of the sites that train, as of the last sync that has ended. Where the others do not
+        go on after a death, those of this place alone."""
+        if self._party is None:
+            return self.training
+        training = set(self.training)
+        return [each for site in self._sites if training & {*site} for each in site]
 
     @property
     def goes_on(self) -> bool:
@@ -141,7 +147,7 @@ class Living:
         """Whether processes wait that join after this sync. One site looks."""
         if self._newcomers is None:
             return False
-        self._newcomers.invites = self.ranks[:1] == [self.party.own]
+        self._newcomers.invites = self.training[:1] == [self.party.own]
         return self._newcomers.invites and self._newcomers.invite()
 
     @classmethod
@@ -158,7 +164,7 @@ class Living:
         a group with the others. Raises the errors of `ask` and of `begin`, but those after which it can ask again."""
         for _ in range(ATTEMPTS):
             party = ask(Sites, store, lambda token: settings_of(settings, token), here(), silence_s, JOIN_S)
-            living = cls(None, [])
+            living = cls(None, [], Site())
             living._follow(party, min_sites, policy)
             try:
                 living._make()
@@ -168,7 +174,7 @@ class Living:
                 living._is_joining = False
                 living.group.set_timeout(timedelta(seconds=party.timeout_s))
             except BaseException as error:
-                living.withdraw()
+                living.withdraw(error)
                 living.close(ended=False)
                 is_lasting = isinstance(error, (ConfigError, ClosedError)) or is_on_all(error)
                 if is_lasting or not isinstance(error, CommError):
@@ -182,8 +188,9 @@ class Living:
 
     def regroup(self, error: CommError | None, meet: Callable[[], MetT]) -> MetT | None:
         """After `error` of an operation, or None where sites join: makes a new group of the sites that live and join,
-        then calls `meet` in it. All of them call, each when an operation has failed there. Returns what `meet` returns;
-        None after `finish` of another site. A site that did not come to an operation within the timeout is taken for
+        then calls `meet` in it. All of them call, each when an operation has failed there; the ranks of a site call
+        together, and all of them have met, or all try again. Returns what `meet` returns; None after `finish` of
+        another site. A site that did not come to an operation within the timeout is taken for
         dead. A site that joins and cannot come to that meeting is not waited for again.
 
         Raises `error` if the training cannot go on; PeerLostError on a site without which the others have gone on, and
@@ -200,8 +207,11 @@ class Living:
                 self.is_finished = True
                 return None
             if party.own in verdict.gone:
+                self.is_excluded = True
                 raise PeerLostError(
-                    f"{self._who}: the other sites took this one for dead and have gone on without it; end this process"
+                    self._mates.loss(error, set(party.members) - verdict.gone, DYING_S)
+                    or f"{self._who}: the other sites took this one for dead and have gone on without it; end this "
+                    f"process"
                 ) from error
             party.pulse.forget(verdict.gone)
             if self._newcomers is not None:
@@ -213,10 +223,10 @@ class Living:
             log.warning("%s goes on with the sites of rank(s) %s, %s", self._who, party.members, change)
             self._end()
             try:
-                self._make()
-                found = meet()
+                found = self._site.agreed(lambda: self._met(meet))
             except CommError as again:
-                if (not newest and not isinstance(again, LOST)) or is_on_all(again):
+                is_final = (not newest and not isinstance(again, LOST)) or is_on_all(again)
+                if is_final or not self._site.shares(again):
                     raise
                 log.warning("%s tries again: %s", self._who, again)
             else:
@@ -228,36 +238,55 @@ class Living:
         """These sites count in no sync yet. All sites of the group have told that. Raises PeerLostError, on all of
         them, if those that count are fewer than `min_sites`."""
         self.listening = set(listening)
-        if len(self.ranks) < self._least:
-            found = f"rank(s) {self._gone} are gone, and {self.ranks} are fewer than min_sites={self._least}"
+        if len(self.training) < self._least:
+            size = len(self._mates.ranks)
+            of = f" sites of {size} ranks" if size > 1 else ""
+            found = f"rank(s) {self._gone} are gone, and {self.ranks} are fewer than min_sites={self._least}{of}"
             culprit = self._gone[0] if self._gone else self.members[0]
             raise on_all(PeerLostError(f"{self._who}: {found}; restore a checkpoint"), culprit)
 
+    def _met(self, meet: Callable[[], MetT]) -> MetT:
+        self._make()
+        return meet()
+
     def _make(self) -> None:
         party = self.party
+        sites = party.sites
+        members = [site[self._site.place] for site in sites]
         with party.meeting():
-            self._group = CommProcessGroup(
-                party.store(f"group {party.generation}"),
-                party.members.index(party.own),
-                len(party.members),
-                timedelta(seconds=party.timeout_s),
-                f"{DESCRIPTION}:{party.generation}",
-                party.members,
-                self._policy,
-            )
-        self._group._set_group_desc(DESCRIPTION)
+            self._group = self._group_of("group", members)
+            self._all = self._group_of_all()
         if self._is_joining:
             self._group.set_timeout(PATIENCE)
-        self.members = list(party.members)
+        self.members, self._sites = members, sites
         party.dead(())  # `stop` may have come before there was a group that `abort` ends
 
+    def _group_of_all(self) -> CommProcessGroup | None:
+        """None: a site is one rank, so the other group connects all."""
+        return self._group_of("all", self.party.members) if len(self._mates.ranks) > 1 else None
+
+    def _group_of(self, name: str, ranks: Sequence[int]) -> CommProcessGroup:
+        party = self.party
+        found = CommProcessGroup(
+            party.store(f"{name} {party.generation} of {ranks[0]}"),
+            ranks.index(party.own),
+            len(ranks),
+            timedelta(seconds=party.timeout_s),
+            f"{DESCRIPTION}:{party.generation}:{name} of {ranks[0]}",
+            ranks,
+            self._policy,
+        )
+        found._set_group_desc(DESCRIPTION)
+        return found
+
     def _end(self) -> None:
-        """Ends the group here, and its operations on all other ranks."""
-        if self._group is not None:
-            self._group.abort()
-            self._leave()
+        """Ends the groups here, and their operations on all other ranks."""
+        self.abort()
+        self._leave()
 
     def _leave(self) -> None:
+        if self._all is not None:
+            self._all.shutdown()
         if self._group in c10d._world.pg_map:
             dist.destroy_process_group(self._group)
         elif self._group is not None:
@@ -275,15 +304,32 @@ class Living:
             self._party.is_stopped = True
 
     def abort(self) -> None:
-        """Ends the operations of the group, on all ranks: the others would wait for this site's next sync."""
-        if self._group is not None:
-            self._group.abort()
+        """Ends the operations of the groups, on all ranks: the others would wait for this site's next sync."""
+        for group in (self._group, self._all):
+            if group is not None:
+                group.abort()
 
-    def withdraw(self) -> None:
+    def withdraw(self, error: BaseException) -> None:
         """This site makes no more syncs, after an error: the others need not wait until it is dead."""
         if self._party is not None:
-            self._party.survivors().withdraw()
+            self._mates.give_up(error)
+            if not self.is_excluded:  # else the others, which meet already, would begin another agreement
+                self._party.survivors().withdraw()
         self.abort()
+
+    def loss(self, error: BaseException, *, silence_s: float) -> str:
+        """The text of an error, if another rank of this site is gone, and it is not known yet; else it is empty.
+        `silence_s`: how long it looks for one."""
+        if self._party is None or len(self._mates.ranks) == 1 or self.is_excluded:
+            return ""
+        rest = set(self._party.members) - self._party.whole(self._dead())
+        return self._mates.loss(error, rest, silence_s)
+
+    def _dead(self) -> set[int]:
+        """Other members that have ended, or are silent. None without a Store."""
+        with contextlib.suppress(RuntimeError):
+            return self.party.pulse.dead(set(self.party.members) - {self.party.own})
+        return set()
 
     def finish(self) -> None:
         """Tells those that do not know it yet that all have made the last sync."""

@@ -28,7 +28,7 @@ from torch.utils.hooks import RemovableHandle
 from ...compress.codec import codec_of
 from ...compress.fine import Fine
 from ...config import Config, Policy, number
-from ...errors import ConfigError
+from ...errors import ConfigError, PeerLostError
 from ...plans.codec import VALUE_BYTES
 from ..gradients.candidates import bytes_per_value
 from ..gradients.disabled import refuse
@@ -78,8 +78,9 @@ class LocalSteps:
     by their samples. `buffers`: "average" averages floating-point buffers, as of BatchNorm, "own" leaves each rank its
     own. `fine` selects parameters that travel in bf16; None: those with fewer than two dimensions. After the death of a
     site, once local steps have begun, the others go on without it, down to `min_sites` of them; None: they raise
-    PeerLostError. `uneven`: a site begins a turn as soon as another one does, after as many steps as it has made by
-    then; sites count by their steps, or samples. End the loops of uneven sites by `trained`. `quorum`: a site whose
+    PeerLostError. A site of several ranks goes as a whole. `uneven`: a site begins a turn as soon as another one does,
+    after as many steps as it has made by then; sites count by their steps, or samples. End the loops of uneven sites by
+    `trained`. `quorum`: a site whose
     loop is late is left out of a sync after a measured grace, while at least so many sites count in it; its steps are
     sent later. None: the others wait for it.
 
@@ -196,8 +197,9 @@ class LocalSteps:
             group_desc=DESCRIPTION,
         )
         assert isinstance(made, CommProcessGroup)  # noqa: S101  # this rank is a member
-        self._living, self._rank = (living := Living(made, ranks)), dist.get_rank()
         group, own, site = made, Introduction(), self._site
+        self._living = living = Living(group, dist.get_process_group_ranks(group), site)
+        self._rank = dist.get_rank()
         try:
             self._prepare(living, own)
         except ConfigError as error:
@@ -209,7 +211,7 @@ class LocalSteps:
             told = Introduction(settings=alike, digests=digests)
             site.agreed(functools.partial(meet, within, told, REMEDIES))
         if self._given.min_sites is not None:
-            living.watch(self._given.min_sites, self._silence_s)
+            site.agreed(functools.partial(living.watch, self._given.min_sites, self._silence_s))
         if self._rounds is None:
             assert self._exact is not None  # noqa: S101  # of _prepare
             self._exact.begin(group, measures=self._given.every == "auto")
@@ -243,7 +245,7 @@ class LocalSteps:
     def _open(self, rounds: Rounds, living: Living) -> None:
         """Local steps begin."""
         rounds.listen(self._silence_s)
-        if living.goes_on:
+        if living.goes_on and len(self._site.ranks) == 1:
             try:
                 self._state.check("LocalSteps")
             except ConfigError as error:
@@ -310,22 +312,33 @@ class LocalSteps:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        exact, living = self._begun()
+        exact, _ = self._begun()
         try:
             if error is None:
                 self._check_own()
                 (self._rounds or exact).leave()
+            elif not is_on_all(error):
+                self._give_up(error)
         except BaseException as late:
-            error = late
+            if error is None and not is_on_all(late):
+                self._give_up(late)
+            error = error or late
             raise
         finally:
-            if error is not None and not is_on_all(error):
-                if self._rounds is not None:
-                    self._rounds.halt()  # its thread would go on with syncs, and come to meetings
-                living.withdraw()
-                exact.abort()
-                self._site.abort(error)
             self._end(is_over=error is None or is_on_all(error))
+
+    def _give_up(self, error: BaseException) -> None:
+        """This rank makes no more steps, and the others need not wait for it. If another rank of its site has died or
+        has given up before, raises PeerLostError: DDP and FSDP2 do not say that."""
+        exact, living = self._begun()
+        if self._rounds is not None:
+            self._rounds.halt()  # its thread would go on with syncs, and come to meetings
+        living.withdraw(error)
+        exact.abort()
+        self._site.abort(error)
+        is_own = isinstance(error, ConfigError) or not isinstance(error, RuntimeError)
+        if not is_own and (text := living.loss(error, silence_s=self._silence_s)):
+            raise PeerLostError(text) from error
 
     def _begun(self) -> tuple[ExactSteps, Living]:
         if self._exact is None or self._living is None:
@@ -430,7 +443,8 @@ class LocalSteps:
     @property
     def ranks(self) -> list[int]:
         """The ranks of the group whose sites train, the same on all of them after the same sync: without those that
-        have died (`min_sites`). Raises ConfigError before `with`."""
+        have died. With `min_sites` all ranks of these sites, site after site; the first site is that with the lowest
+        first rank. Raises ConfigError before `with`."""
         return self._ranks or self._begun()[1].ranks
 
     @property

@@ -9,8 +9,11 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from ...errors import CommError, ConfigError
+from ...errors import AbortedError, CommError, ConfigError, OperationTimeoutError, PeerLostError
 from ..work.odd import odd_ones, usual
+
+LOST = (PeerLostError, AbortedError, OperationTimeoutError)
+"""Errors of a sync after which the other sites can go on: a site died, ended its `with` by an exception, or hangs."""
 
 REMEDIES = {
     "digests": "all sites start with the same weights; call torch.manual_seed with one number before the model is "

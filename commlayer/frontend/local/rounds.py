@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_map
 from ...compress.codec import FINE, codec_of
 from ...compress.fine import Fine
 from ...errors import ClosedError
+from ..group.backend import CommProcessGroup
 from ..group.packing import Packing, unpack
 from ..group.told import told_by_all
 from ..group.transfer import Transfers
@@ -22,7 +23,8 @@ from . import tally
 from .bell import Bell
 from .joining import Joining
 from .kept import Ended, Kept
-from .living import LOST, Living
+from .living import Living
+from .meeting import LOST
 from .outer import Outer
 from .report import Report, outcome_of
 from .shared import Shared
@@ -183,7 +185,7 @@ class Rounds:
         """Returns once all sites that live have made the last sync."""
         while not self._living.is_finished:
             try:
-                self._living.group.barrier().wait()
+                self._living.everyone.barrier().wait()
             except LOST as error:
                 self._living.regroup(error, functools.partial(self._meet, None))
             else:
@@ -216,7 +218,8 @@ class Rounds:
         fine = None if pair is None else codec_of(FINE).pair
         parts = self.shared.fragments[self.turns.fragment(head.turn)].parts
         (ranks, has_listeners), weighted, group = self._others, self._form.is_weighted, self._living.group
-        sync = Sync(group, head, difference, parts, pair, fine, buffers, weighted, ranks, age, has_listeners)
+        every = self._every
+        sync = Sync(group, head, difference, parts, pair, fine, buffers, weighted, ranks, age, has_listeners, every)
         sync.start()
         self._sync = sync
 
@@ -224,6 +227,11 @@ class Rounds:
     def _others(self) -> tuple[list[int], bool]:
         """The ranks of a sync that begins now, and whether some of them count nothing."""
         return self._living.members, bool(self._living.listening)
+
+    @property
+    def _every(self) -> CommProcessGroup | None:
+        """The group of all ranks, if a sync tells them all that it has ended."""
+        return self._living.everyone if self._living.goes_on and len(self._site.ranks) > 1 else None
 
     def _finish(self) -> Sequence[Head]:
         """Waits for the sync in flight, if there is one, and applies all that the model lacks."""
@@ -241,7 +249,7 @@ class Rounds:
         if self._sync is None:
             return ()
         sync, self._sync = self._sync, None
-        sync, outcome, is_heard = self._site.agreed(lambda: self._ended(sync, pumps=is_loop))
+        sync, outcome, is_heard = self._ended(sync, pumps=is_loop)
         turn, counted = sync.head.turn, sync.counted()
         if self._joining is None:
             own = None if sync.head.is_late else sync
@@ -256,7 +264,7 @@ class Rounds:
             heard = zip(self._living.members, outcome.heads, strict=True)
             self._living.hear({member for member, head in heard if head.is_listening})
             self._transfers.forget(self._living.listening)
-        if is_heard and any(head.invites for head in outcome.heads):
+        if is_heard and sync.invites:
             self._living.regroup(None, functools.partial(self._meet, None))
         return outcome.heads
 
@@ -304,25 +312,43 @@ class Rounds:
     # ---- after a death ----------------------------------------------------------------------------------------------
 
     def _ended(self, sync: Sync, *, pumps: bool = True) -> tuple[Sync, Outcome, bool]:
-        """Waits for a sync. After a death the sites that live apply it if one of them has its outcome; else they send
-        it again, each the same values. Returns the sync that has ended, its outcome, and whether it ended here, in the
-        present group. `pumps`: keeps states on their way meanwhile."""
+        """Waits for a sync. It has ended on a site when it has on all its ranks. After a death the sites that live
+        apply it if one of them has its outcome; else they send it again, each the same values. Returns the sync that
+        has ended, its outcome, and whether it ended here, in the present group. `pumps`: keeps states on their way
+        meanwhile."""
         while True:
             try:
-                if sync.group is not self._living.group:
-                    head = sync.head._replace(invites=False)  # those have joined in the new group
-                    ranks, has_listeners = self._others
-                    group = self._living.group
-                    sync = dataclasses.replace(sync, group=group, head=head, ranks=ranks, has_listeners=has_listeners)
-                    sync.start()
-                while pumps and self._is_busy and not sync.is_done:
-                    if not self._pump():
-                        time.sleep(PAUSE_S)
-                return sync, sync.finish(), True
+                outcome = self._site.agreed(functools.partial(self._outcome, sync, pumps=pumps))
             except LOST as error:
-                outcome = self._living.regroup(error, functools.partial(self._meet, sync))
-                if outcome is not None:
-                    return sync, outcome, False
+                if not self._site.shares(error):
+                    raise
+                found = self._living.regroup(error, functools.partial(self._meet, sync))
+                if found is not None:
+                    return sync, found, False
+                sync = self._again(sync)
+            else:
+                return sync, outcome, True
+
+    def _outcome(self, sync: Sync, *, pumps: bool) -> Outcome:
+        if not sync.has_begun:
+            sync.start()
+        while pumps and self._is_busy and not sync.is_done:
+            if not self._pump():
+                time.sleep(PAUSE_S)
+        return sync.finish()
+
+    def _again(self, sync: Sync) -> Sync:
+        """The same sync in the present group; it has not begun."""
+        head = sync.head._replace(invites=False)  # those have joined in the new group
+        ranks, has_listeners = self._others
+        return dataclasses.replace(
+            sync,
+            group=self._living.group,
+            head=head,
+            ranks=ranks,
+            has_listeners=has_listeners,
+            every=self._every,
+        )
 
     def _meet(self, sync: Sync | None) -> Outcome | None:
         """All sites of the new group call, with their sync that has not ended. Returns its outcome, if another site has

@@ -14,6 +14,7 @@ from ...errors import CommError, ConfigError
 from ..gradients.fsdp import sharded_modules
 from ..group.backend import CommProcessGroup
 from ..group.told import divided
+from .meeting import LOST, is_on_all
 
 ResultT = TypeVar("ResultT")
 
@@ -91,9 +92,24 @@ class Site:
             dist.all_reduce(total, group=group)
         return total.cpu() / len(self.ranks)
 
+    @property
+    def place(self) -> int:
+        """That of this rank."""
+        return 0 if len(self.ranks) == 1 else self.ranks.index(dist.get_rank())
+
+    def told(self, own: Any) -> list[Any]:
+        """`own` of each rank, by place. All ranks call."""
+        found = {self.place: own}
+        for group in self.groups:
+            told: list[Any] = [None] * group.size()
+            dist.all_gather_object(told, found, group=group)
+            found = {place: each for theirs in told for place, each in theirs.items()}
+        return [found[place] for place in range(len(self.ranks))]
+
     def agreed(self, call: Callable[[], ResultT]) -> ResultT:
         """The result of `call`, which exchanges values with other sites. If it raises on a rank of this site, all its
-        ranks raise that error: the others would wait for it where the site gathers. All ranks call."""
+        ranks raise an error: the others would wait for it where the site gathers. Either all raise one of `LOST`, or
+        none does: `shares` is true of these errors. All ranks call."""
         if len(self.ranks) == 1:
             return call()
         own: Exception | None = None
@@ -110,20 +126,21 @@ class Site:
         if not has_failed:
             return result
         shown = own if own is None or isinstance(own, CommError) else CommError(f"{type(own).__name__}: {own}")
-        for group in self.groups:
-            told: list[Any] = [None] * group.size()
-            dist.all_gather_object(told, shown, group=group)
-            shown = shown or next((fault for fault in told if fault is not None), None)
-        failed = own or shown
-        assert failed is not None  # noqa: S101  # a rank has failed
+        faults = [fault for fault in self.told(shown) if fault is not None]
+        gravest = min(faults, key=_is_passing)
+        failed = own if own is not None and _is_passing(own) == _is_passing(gravest) else gravest
         vars(failed)["is_on_site"] = True
         raise failed
+
+    def shares(self, error: BaseException) -> bool:
+        """Whether all ranks of this site raise this error, or one like it."""
+        return len(self.ranks) == 1 or bool(vars(error).get("is_on_site"))
 
     def abort(self, error: BaseException) -> None:
         """Ends the operations of the site's ranks after this error, unless they raise it, too. Only groups of
         commlayer tell the others; those of other backends wait until their timeout."""
         for group in self.groups:
-            if group.size() > 1 and isinstance(group, CommProcessGroup) and not vars(error).get("is_on_site"):
+            if group.size() > 1 and isinstance(group, CommProcessGroup) and not self.shares(error):
                 group.abort()
 
     def _reduced(self, values: Sequence[float], op: dist.ReduceOp.RedOpType) -> list[float]:
@@ -133,6 +150,11 @@ class Site:
         for group in self.groups:
             dist.all_reduce(reduced, op, group=group)
         return [float(value) for value in reduced.tolist()]
+
+
+def _is_passing(error: BaseException) -> bool:
+    """Whether the other sites may go on after it, and this one with them."""
+    return isinstance(error, LOST) and not is_on_all(error)
 
 
 def peers_of(site: Site) -> list[int]:

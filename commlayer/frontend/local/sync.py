@@ -87,9 +87,17 @@ class Sync:
     """Local steps since it began."""
     has_listeners: bool = False
     """Whether a rank of the group counts nothing, as all know from what they have told before."""
+    every: CommProcessGroup | None = None
+    """All ranks of all sites: an operation of theirs fails on all after a death. None: the group has all."""
+
+    def __post_init__(self) -> None:
+        self.has_begun = False
+        self.invites = False
+        """Once it has ended: whether sites wait that join after this sync."""
 
     def start(self) -> None:
         """Submits the operations. All ranks start the same syncs in the same order."""
+        self.has_begun = True
         own = torch.tensor([self.head], dtype=torch.float64)
         self._heads = torch.empty(self.group.size(), len(self.head), dtype=torch.float64)
         options = AllreduceOptions()
@@ -110,6 +118,10 @@ class Sync:
                 work = self.group.allreduce_from(source, target, options, key=key, pair=pair and pair.with_errors())
                 self._works.append((part, work))
             self._buffer_work = self.group.allreduce([self._averages], options) if len(self.buffers) else None
+            self._invited = torch.tensor([float(self.head.invites)])
+            largest = AllreduceOptions()
+            largest.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
+            self._every_work = None if self.every is None else self.every.allreduce([self._invited], largest)
 
     def _weighed(self, values: Tensor) -> Tensor:
         """A copy with the weight of this site. A site without samples sends zeros."""
@@ -122,7 +134,7 @@ class Sync:
 
     @property
     def _all_works(self) -> list[Work]:
-        works = [self._head_work, *(work for _, work in self._works), self._buffer_work]
+        works = [self._head_work, *(work for _, work in self._works), self._buffer_work, self._every_work]
         return [work for work in works if work is not None]
 
     def finish(self) -> Outcome:
@@ -132,6 +144,7 @@ class Sync:
             work.wait()
         heads = [_head(values) for values in self._heads.tolist()]
         self._check(heads)
+        self.invites = bool(self._invited[0]) or any(head.invites for head in heads)
         counting = [head for head in heads if not (head.is_listening or head.is_late)]
         total = sum(head.samples if self.is_weighted else 1.0 for head in counting)
         if not self._is_sum:

@@ -1,0 +1,64 @@
+"""`Sites`: all ranks of all sites, which agree on those that are gone. A site goes as a whole."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Collection
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from ...errors import ClosedError
+from ...transport.store_link import root_of
+from ..group.backend import CommProcessGroup
+from ..group.party import Party, Place, here
+from ..group.told import told_by_all
+from .site import Site
+
+
+class Sites(Party):
+    """Their numbers are ranks of the job; those of sites that have joined are above."""
+
+    JOB = "commlayer/local"
+    OPENS = "LocalSteps(min_sites=) makes it one, once local steps have begun"
+    is_stopped = False
+    """Whether this process comes to no more meetings."""
+
+    def __init__(self, root: dist.Store, token: str, own: int, place: Place, silence_s: float) -> None:
+        super().__init__(root, token, own, place, silence_s)
+        self._first: list[list[int]] = []  # those at the start, if they have several ranks
+
+    @classmethod
+    def meet(cls, group: CommProcessGroup, site: Site, silence_s: float) -> Sites:
+        """The first ones of a training. All ranks call; `group` connects those of this place."""
+        of_site = site.told((dist.get_rank(), here(), secrets.token_hex(8)))
+        told = sorted(told_by_all(group, of_site), key=lambda each: each[0][0])  # the same order at all places
+        store = root_of(c10d._world.pg_map[c10d._get_default_group()][1])
+        found = cls(store, told[0][0][2], dist.get_rank(), here(), silence_s)
+        if len(site.ranks) > 1:
+            found._first = [[rank for rank, _, _ in each] for each in told]
+        found.members = [rank for each in told for rank, _, _ in each]
+        found.timeout_s = group.timeout.total_seconds()
+        found.add({rank: place for each in told for rank, place, _ in each})
+        return found
+
+    @property
+    def sites(self) -> list[list[int]]:
+        """The members by site, those of a site by their places."""
+        members = set(self.members)
+        first = [site for site in self._first if set(site) <= members]
+        known = {each for site in first for each in site}
+        return [*first, *([each] for each in self.members if each not in known)]
+
+    def site_of(self, member: int) -> list[int]:
+        """That of a member."""
+        return next((site for site in self._first if member in site), [member])
+
+    def whole(self, members: Collection[int]) -> set[int]:
+        return {each for member in members for each in self.site_of(member)}
+
+    def dead(self, watched: Collection[int]) -> set[int]:
+        """Members look again and again while they agree and meet. Raises ClosedError once this one is stopped."""
+        if self.is_stopped:
+            raise ClosedError(f"rank {self.own}: LocalSteps: this site ends, and makes no other group")
+        return super().dead(watched)

@@ -1,0 +1,239 @@
+"""Sites of several ranks within `LocalSteps(min_sites=...)`: a site goes as a whole, and the others go on, with one
+state at all places."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import commlayer
+from commlayer.frontend.local.rounds import Rounds
+from tests import ranks
+from tests.process import local_deaths
+from tests.process.local_deaths import Plan, check
+from tests.process.test_local_errors import Stopped, begin, check_refused
+from tests.process.test_local_state import EXACT
+from tests.process.test_local_steps import Net, train
+
+LAYOUTS = ("DDP", "FSDP2")
+
+
+def of_two(layout: str, **given: Any) -> Plan:
+    """Three sites of two ranks: processes 0 and 1, 2 and 3, 4 and 5."""
+    return Plan(sites=3, layout=layout, width=2, **given)
+
+
+def taken(plan: Plan) -> dict[int, list[int]]:
+    """The turns of the syncs whose outcome a process had from another site."""
+    return {process: report.taken for process, report in check(plan, environ=ranks.UDP).items()}
+
+
+@pytest.mark.parametrize(
+    "wire", [pytest.param(ranks.UDP, id="udp"), pytest.param({}, id="shm", marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize("seed", [1000, 1001, 1002])
+def test_drawn_deaths(seed: int, wire: dict[str, str]) -> None:
+    check(local_deaths.random_site_plan(seed), environ=wire)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_sync_that_one_site_has_is_applied_at_all_places(layout: str) -> None:
+    """Process 3 learns of the death of 4, and not of the average; its mate has that. The first site has it."""
+    plan = of_two(layout, deaf=((3, 3),), kills=((4, 4, 0.0),), has_buffers=True)
+    assert taken(plan) == {0: [], 1: [], 2: [3], 3: [3]}
+
+
+def test_a_sync_that_no_site_has_at_all_places_is_sent_again() -> None:
+    """Each place has one rank that knows the average, but no site knows it as a whole."""
+    found = check(of_two("DDP", deaf=((0, 3), (3, 3)), kills=((4, 4, 0.0),)), environ=ranks.UDP)
+    assert [report.taken for report in found.values()] == [[]] * 4
+    assert found[0].syncs[3].members == (0, 1)
+
+
+def test_deaths_after_the_last_sync_cost_nothing_but_their_sites() -> None:
+    assert sorted(check(of_two("DDP", late=(1, 4)))) == [2, 3]
+
+
+def test_a_rank_dies_when_the_others_meet_after_a_death() -> None:
+    assert sorted(check(of_two("DDP", kills=((4, 4, 0.0),), meeting=1), environ=ranks.UDP)) == [2, 3]
+
+
+def test_both_ranks_of_a_site_die() -> None:
+    assert sorted(check(of_two("FSDP2", kills=((2, 3, 0.0), (3, 3, 0.0))), environ=ranks.UDP)) == [0, 1, 4, 5]
+
+
+def site_model(layout: str, rank: int, sites: int, backend: str = "commlayer") -> Any:
+    """A model of a site of two ranks (HSDP: four), and the ranks of its site."""
+    shape = (sites, 2, 2) if layout == "HSDP" else (sites, 2)
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("site", "replica", "shard")[: len(shape)])
+    of_site = mesh["replica", "shard"] if layout == "HSDP" else mesh["replica"]
+    if layout == "DDP":
+        within: Any = {"backend": backend, "timeout": timedelta(seconds=30)}
+        groups = [dist.new_group([2 * site, 2 * site + 1], **within) for site in range(sites)]
+        return DistributedDataParallel(Net(), process_group=groups[rank // 2])
+    model: Any = Net()
+    fully_shard(model, mesh=of_site)
+    return model
+
+
+WHERE = ("the forward pass", "a step", "the end")
+
+
+def die(*_: Any) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def dies(rank: int, size: int, layout: str, where: str, backend: str) -> str:
+    """The last rank dies there."""
+    ranks.init(rank, size, timeout=timedelta(seconds=20))
+    model = site_model(layout, rank, 2, backend)
+    local = begin(model, min_sites=1)
+    try:
+        with local:
+            if rank == size - 1 and where == "the end":
+                vars(local._rounds)["leave"] = die
+            for step in range(12):
+                if (rank, step) == (size - 1, 6) and where == "the forward pass":
+                    die()
+                if (rank, step) == (size - 1, 6) and where == "a step":
+                    local._optimizer.register_step_pre_hook(die)
+                train(model, local._optimizer, rank, [step])
+            assert local.ranks in (list(range(size)), list(range(size // 2)))
+    except commlayer.PeerLostError as error:
+        return str(error)
+    assert local.ranks == list(range(size // 2))
+    assert local.rank in local.ranks
+    return "went on"
+
+
+@pytest.mark.parametrize(
+    ("layout", "backend"), [("DDP", "commlayer"), ("DDP", "gloo"), ("FSDP2", "commlayer"), ("HSDP", "commlayer")]
+)
+@pytest.mark.parametrize("where", WHERE)
+def test_the_others_of_a_site_name_the_dead_one(layout: str, where: str, backend: str) -> None:
+    size = 8 if layout == "HSDP" else 4
+    found = ranks.results(ranks.outcomes(dies, size, layout, where, backend, environ=ranks.UDP), {size - 1})
+    assert found[: size // 2] == ["went on"] * (size // 2)
+    mates = ", ".join(map(str, range(size // 2, size)))
+    for text in found[size // 2 : -1]:
+        assert f"rank(s) {size - 1} of its site, {mates}, died or ended, and a site cannot train without" in text
+        if where != "the end":  # then they may have ended, too
+            assert f"rank(s) {', '.join(map(str, range(size // 2)))} can go on without it; end this process" in text
+
+
+def stops(rank: int, size: int, layout: str) -> str:
+    """The last rank raises an exception."""
+    ranks.init(rank, size, timeout=timedelta(seconds=20))
+    model = site_model(layout, rank, 2)
+    try:
+        with begin(model, min_sites=1) as local:
+            for step in range(12):
+                if (rank, step) == (size - 1, 6):
+                    raise Stopped("no data")
+                train(model, local._optimizer, rank, [step])
+    except (commlayer.PeerLostError, Stopped) as error:
+        return str(error)
+    return "went on"
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_others_of_a_site_get_the_text_of_an_exception(layout: str) -> None:
+    found = ranks.run(stops, 4, layout, environ=ranks.UDP)
+    assert found[:2] == ["went on"] * 2
+    assert "rank 3 of its site, 2, 3, gave up (Stopped: no data), and a site cannot train without" in found[2]
+    assert found[3] == "no data"
+
+
+def hangs(rank: int, size: int) -> str:
+    """Rank 3 does not come to a sync within the timeout; its mate waits for it in DDP."""
+    ranks.init(rank, size, timeout=timedelta(seconds=3))
+    model = site_model("DDP", rank, 3)
+    try:
+        with begin(model, min_sites=1) as local:
+            for step in range(12):
+                train(model, local._optimizer, rank, [step])
+                if (rank, step) == (3, 5):
+                    time.sleep(8.0)
+    except commlayer.PeerLostError as error:
+        return str(error)
+    return "went on"
+
+
+def test_a_rank_that_hangs_costs_its_site() -> None:
+    found = ranks.run(hangs, 6, environ=ranks.UDP)
+    assert [found[rank] for rank in (0, 1, 4, 5)] == ["went on"] * 4, found
+    for rank in (2, 3):  # as it has found, or as its mate has told
+        assert "the other sites took this one for dead and have gone on without it" in found[rank], found
+
+
+def too_few(rank: int, size: int) -> str:
+    ranks.init(rank, size, timeout=timedelta(seconds=20))
+    model = site_model("DDP", rank, 3)
+    try:
+        with begin(model, min_sites=2) as local:
+            for step in range(24):
+                if (rank, step) in ((4, 6), (3, 12)):
+                    die()
+                train(model, local._optimizer, rank, [step])
+    except commlayer.PeerLostError as error:
+        return str(error)
+    return "went on"
+
+
+def test_too_few_sites_end_the_training() -> None:
+    found = ranks.results(ranks.outcomes(too_few, 6, environ=ranks.UDP), {3, 4})
+    for rank in (0, 1):
+        assert "[0, 1] are fewer than min_sites=2 sites of 2 ranks; restore a checkpoint" in found[rank], found
+    assert "rank(s) 3 of its site" in found[2]
+
+
+def bits(rank: int, size: int, layout: str, min_sites: int | None) -> list[float]:
+    ranks.init(rank, size)
+    model = site_model(layout, rank, 2)
+    with begin(model, min_sites=min_sites, codec="int4-int8", outer=(0.7, 0.6)) as local:
+        for step in range(14):
+            train(model, local._optimizer, rank, [step])
+    every: list[Any] = list(model.parameters())
+    parts = [each.to_local() if hasattr(each, "to_local") else each for each in every]
+    return torch.cat([part.detach().flatten() for part in parts]).tolist()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_where_nobody_dies_the_bits_are_those_of_a_training_without_min_sites(layout: str) -> None:
+    assert ranks.run(bits, 4, layout, 1, environ=EXACT) == ranks.run(bits, 4, layout, None, environ=EXACT)
+
+
+@ranks.on(4, ranks.run_job, environ=ranks.NETWORK)
+def test_wrong_numbers_of_sites(rank: int, size: int) -> None:
+    sites = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    model = DistributedDataParallel(Net(), process_group=sites[rank // 2])
+    for wrong in (0, 3, "2"):
+        check_refused(r"LocalSteps\(min_sites=.*\): use a whole number, 1 to 2", model, min_sites=wrong)
+    check_refused("min_sites differs: None on rank", model, min_sites=1 if rank == 3 else None)
+    check_refused(r"LocalSteps\(quorum=1\): sites of 2 ranks do not agree", model, quorum=1)
+    with begin(model, min_sites=2) as local:
+        train(model, local._optimizer, rank, range(3))
+        assert isinstance(local._rounds, Rounds)
+        assert local.ranks == [0, 1, 2, 3]
+
+
+@ranks.on(6, ranks.run_job, environ=ranks.NETWORK)
+def test_ranks_of_sites_whose_numbers_are_mixed(rank: int, size: int) -> None:
+    """The first site is that with the first rank of the first place, at all places."""
+    of_sites = [[4, 1], [0, 5], [2, 3]]
+    groups = [dist.new_group(sorted(ranks_of)) for ranks_of in of_sites]
+    mine = next(at for at, ranks_of in enumerate(of_sites) if rank in ranks_of)
+    model = DistributedDataParallel(Net(), process_group=groups[mine])
+    with begin(model, min_sites=2) as local:
+        train(model, local._optimizer, rank, range(9))
+        assert local.ranks == [0, 5, 1, 4, 2, 3]
