@@ -543,11 +543,11 @@ def random_site_plan(seed: int) -> Plan:
     )
 
 
-def random_late_plan(seed: int) -> Plan:
+def late(plan: Plan) -> Plan:
     """The same, and loops that are away for a turn or more."""
-    plan, draw = random_plan(seed), random.Random(f"{seed} away")
+    draw = random.Random(f"{plan.seed} away")
     turns = range(1, plan.steps * plan.fragments // plan.every)
-    size = SIZE + len(plan.joins)
+    size = plan.size + plan.width * len(plan.joins)
     away = tuple((process, turn) for process in range(size) for turn in turns if draw.random() < 0.08)
     return dataclasses.replace(plan, quorum=draw.choice([1, 2]), away=away)
 
@@ -561,7 +561,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     found: Counter[str] = Counter()
     for seed in range(given.first, given.first + given.seeds):
-        plan = (random_site_plan if given.sites else random_late_plan if given.late else random_plan)(seed)
+        plan = (random_site_plan if given.sites else random_plan)(seed)
+        plan = late(plan) if given.late else plan
         lived = check(plan, environ=ranks.UDP if seed % 2 else None)
         here = Counter(
             kills=len(plan.kills),

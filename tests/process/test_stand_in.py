@@ -15,7 +15,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.nn.parallel import DistributedDataParallel
 
 import commlayer
 from commlayer.frontend.local import grace, kept
@@ -51,7 +50,7 @@ def test_sites_that_are_late_lose_no_step(more: dict[str, Any]) -> None:
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_drawn_programs(seed: int) -> None:
     """With sites that die, join and are late."""
-    check(local_deaths.random_late_plan(7000 + seed), environ=ranks.UDP)
+    check(local_deaths.late(local_deaths.random_plan(7000 + seed)), environ=ranks.UDP)
 
 
 def test_no_more_sites_are_late_than_the_quorum_permits() -> None:
@@ -116,6 +115,56 @@ def test_a_level_job_has_the_bits_of_one_without_a_quorum(rank: int, size: int, 
             assert quorum is None or "left out of 0 syncs" in local.explain()
         found.append(model.values())
     assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("layout", ["DDP", "FSDP2"])
+def test_a_site_of_several_ranks_is_late_as_a_whole(layout: str) -> None:
+    """One loop is away, and the others of its site wait for it in the next pass. `check` compares the places."""
+    away = ((2, 2), (5, 4), (5, 5), (5, 6), (0, 8), (4, 8))
+    plan = Plan(sites=3, layout=layout, width=2, quorum=1, away=away, has_buffers=True, steps=28)
+    found = check(plan, environ=ranks.UDP)
+    assert len(found) == 6
+    assert {(process // 2, turn) for process, turn in away[:4]} <= set(left_out(found[0]))
+
+
+def test_a_rank_dies_while_another_site_is_late() -> None:
+    plan = Plan(sites=3, layout="DDP", width=2, quorum=1, away=((1, 3), (1, 4)), kills=((4, 3, 0.0),))
+    found = check(plan, environ=ranks.UDP)
+    assert sorted(found) == [0, 1, 2, 3]
+    assert (0, 3) in left_out(found[2])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_drawn_programs_of_sites_of_several_ranks(seed: int) -> None:
+    check(local_deaths.late(local_deaths.random_site_plan(7000 + seed)), environ=ranks.UDP)
+
+
+@pytest.mark.parametrize("is_in_store", [False, True])
+def test_a_loop_that_waits_for_the_store_does_not_hold_a_meeting_up(is_in_store: bool) -> None:
+    found = ranks.outcomes(waits_in_store, 3, is_in_store, environ=ranks.UDP)
+    assert ranks.results(found, {2})[:2] == [[0, 1]] * 2
+
+
+def waits_in_store(rank: int, size: int, is_in_store: bool) -> list[int]:
+    """Rank 2 dies while the loop of rank 1 is away. Rank 1 comes back once rank 0 trains on without rank 2."""
+    quick()
+    ranks.init(rank, size, timeout=timedelta(seconds=20))
+    store = dist.distributed_c10d._get_default_store()
+    told: Any = ranks.store()
+    with begin(Net(), every=4, quorum=1, min_sites=1) as local:
+        for step in range(40):
+            if (rank, step) == (2, 20):
+                os.kill(os.getpid(), signal.SIGKILL)
+            if (rank, step) == (1, 18):
+                if is_in_store:
+                    store.wait(["went on"], timedelta(seconds=15))
+                until(lambda: told.check(["went on"]))
+            train(local._model, local._optimizer, rank, [step])
+            if rank == 0 and local.ranks == [0, 1] and step > 20:
+                store.set("went on", "")
+                told.set("went on", "")
+        return local.ranks
 
 
 def away(local: commlayer.LocalSteps, turns: Collection[int]) -> None:
@@ -352,12 +401,3 @@ def test_wrong_numbers_of_sites(rank: int, size: int) -> None:
         train(model, local._optimizer, rank, range(3))
         with pytest.raises(commlayer.ConfigError, match=r"passed\(0\): give a number of samples"):
             local.passed(0)
-
-
-@ranks.on(4, ranks.run_job, environ=ranks.NETWORK)
-def test_sites_of_several_ranks_are_refused(rank: int, size: int) -> None:
-    sites = [dist.new_group([0, 1]), dist.new_group([2, 3])]
-    between = [dist.new_group([0, 2]), dist.new_group([1, 3])]
-    model = DistributedDataParallel(Net(), process_group=sites[rank // 2])
-    text = r"LocalSteps\(quorum=1\): sites of 2 ranks do not agree on whether one of them is late"
-    check_refused(text, model, group=between[rank % 2], quorum=1)

@@ -85,11 +85,6 @@ class Arguments:
             if not joins:
                 self._check_number("min_sites", self.min_sites, group)
                 self._check_number("quorum", self.quorum, group)
-            if self.quorum is not None and len(site.ranks) > 1:
-                raise ConfigError(
-                    f"LocalSteps(quorum={self.quorum}): sites of {len(site.ranks)} ranks do not agree on whether one "
-                    f"of them is late; use one rank per site, or leave quorum out"
-                )
 
     def _check_groups(self, group: CommProcessGroup, site: Site) -> None:
         """Raises ConfigError unless this rank alone is in both groups."""

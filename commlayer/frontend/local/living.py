@@ -21,6 +21,7 @@ from torch.distributed import distributed_c10d as c10d
 from ...config import Config, Policy
 from ...errors import ClosedError, CommError, ConfigError, OperationTimeoutError, PeerLostError
 from ...transport.native import Engine
+from ...transport.store_link import connection, root_of
 from ..group.backend import CommProcessGroup
 from ..group.mates import DYING_S, Mates
 from ..group.newcomers import JOIN_S, Newcomers, ask, settings_of
@@ -57,7 +58,7 @@ class Living:
         self.is_finished = False
         """Whether another site has said that all have made the last sync."""
         self.token = ""
-        """The name of this training: torch gives a later group of the same ranks the same part of the Store."""
+        """The name of this training, the same at all places."""
         self._least = 0
         self.is_excluded = False
         """Whether the others have gone on without this site."""
@@ -123,7 +124,7 @@ class Living:
         """A part of the Store that all sites share, also with those that join."""
         if self._party is not None:
             return self._party.store("turns")
-        return dist.PrefixStore(self.token, self.group.get_group_store())
+        return dist.PrefixStore(f"{DESCRIPTION}/{self.token}", root_of(self.group.get_group_store()))
 
     @property
     def is_awaited(self) -> bool:
@@ -163,7 +164,8 @@ class Living:
         """Asks to join a training on this Store that has these settings, until `begin` has returned, which is called in
         a group with the others. Raises the errors of `ask` and of `begin`, but those after which it can ask again."""
         for _ in range(ATTEMPTS):
-            party = ask(Sites, store, lambda token: settings_of(settings, token), here(), silence_s, JOIN_S)
+            own = connection(root_of(store), silence_s)
+            party = ask(Sites, own, lambda token: settings_of(settings, token), here(), silence_s, JOIN_S)
             living = cls(None, [], Site())
             living._follow(party, min_sites, policy)
             try:

@@ -204,12 +204,15 @@ class LocalSteps:
             self._prepare(living, own)
         except ConfigError as error:
             own.fault = str(error)
-        living.token = site.agreed(lambda: meet(group, own, REMEDIES))
+        token = site.agreed(lambda: meet(group, own, REMEDIES))
         alike = {name: value for name, value in own.settings.items() if name != RANK_IN_SITE}
         for within in site.groups:  # each rank has met others than its neighbour
             digests = own.digests if within is site.replicas and self._restored is None else {}
             told = Introduction(settings=alike, digests=digests)
             site.agreed(functools.partial(meet, within, told, REMEDIES))
+        living.token = site.told(token)[0]
+        if self._given.min_sites is not None or self._given.quorum is not None:
+            site.separate(group.timeout)
         if self._given.min_sites is not None:
             site.agreed(functools.partial(living.watch, self._given.min_sites, self._silence_s))
         if self._rounds is None:
@@ -359,6 +362,7 @@ class LocalSteps:
         if living is not None:
             self._ranks = living.ranks
             living.close(ended=is_over)
+            self._site.close()
 
     def _stop_threads(self) -> None:
         if self._rounds is not None:

@@ -33,6 +33,7 @@ from .stand_in import StandIn
 from .sync import Head, Outcome, Sync, finite
 from .tally import Tally
 from .turns import Turns
+from .vote import Vote
 from .weights import Weights
 
 FIELDS = ("sizes", "shared", "momentum", "steps", "syncs", *tally.FIELDS, "buffers", "sync")
@@ -89,10 +90,16 @@ class Rounds:
     def listen(self, silence_s: float) -> None:
         """Before the first step: from now on, turns that other sites begin are heard."""
         if self._form.quorum is not None:
-            self.stand_in = StandIn(self, self._form.quorum)
+            self.stand_in = StandIn(self, self._form.quorum, self._vote)
         if self._form.is_uneven or self.stand_in is not None:
             then = None if self.stand_in is None else self.stand_in.look
             self._bell = Bell(self._living.store, self.syncs, silence_s, then)
+
+    @property
+    def _vote(self) -> Vote | None:
+        """That of this site; None: it has one rank."""
+        site, place = self._site.ranks, self._site.place
+        return Vote(site[0], place, len(site)) if len(site) > 1 else None
 
     def close(self) -> None:
         """Ends the thread that listens. Idempotent."""
@@ -106,6 +113,7 @@ class Rounds:
         if self.stand_in is not None:
             self._living.stop()
             self._living.abort()
+            self._site.stop()
         self.close()
 
     def _loop(self, **kind: bool) -> contextlib.AbstractContextManager[None]:
@@ -293,7 +301,7 @@ class Rounds:
     @property
     def sites(self) -> int:
         """Those that may count in a sync."""
-        return len(self._living.ranks)
+        return len(self._living.training)
 
     @property
     def timeout_s(self) -> float:

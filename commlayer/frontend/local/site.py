@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
@@ -13,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ...errors import CommError, ConfigError
 from ..gradients.fsdp import sharded_modules
 from ..group.backend import CommProcessGroup
+from ..group.options import NAME
 from ..group.told import divided
 from .meeting import LOST, is_on_all
 
@@ -40,6 +42,7 @@ class Site:
         self.ranks, self.groups, self.replicas = ranks, groups, replicas
         self.rank, self.size = (0, 1) if replicas is None else (replicas.rank(), replicas.size())
         self._device = torch.device(device)
+        self._own: CommProcessGroup | None = None
 
     @staticmethod
     def of(model: nn.Module) -> Site:
@@ -97,10 +100,36 @@ class Site:
         """That of this rank."""
         return 0 if len(self.ranks) == 1 else self.ranks.index(dist.get_rank())
 
+    def separate(self, timeout: timedelta | None) -> None:
+        """From now on, `told` and `agreed` have a group of their own: a thread of each rank may call, and the engine
+        finds the death of a rank. All ranks call, and have a WORLD."""
+        if len(self.ranks) == 1:
+            return
+        made = dist.new_group(
+            list(self.ranks),
+            backend=NAME,
+            timeout=timeout,
+            use_local_synchronization=True,
+            group_desc="the ranks of a site",
+        )
+        assert isinstance(made, CommProcessGroup)  # noqa: S101  # this rank is a member
+        self._own = made
+
+    def close(self) -> None:
+        """Leaves that group. Idempotent."""
+        own, self._own = self._own, None
+        if own is not None:
+            dist.destroy_process_group(own)
+
+    def stop(self) -> None:
+        """Ends its operations, here and on the other ranks."""
+        if self._own is not None:
+            self._own.abort()
+
     def told(self, own: Any) -> list[Any]:
         """`own` of each rank, by place. All ranks call."""
         found = {self.place: own}
-        for group in self.groups:
+        for group in self.groups if self._own is None else [self._own]:
             told: list[Any] = [None] * group.size()
             dist.all_gather_object(told, found, group=group)
             found = {place: each for theirs in told for place, each in theirs.items()}
@@ -118,7 +147,7 @@ class Site:
         except Exception as error:
             own = error
         try:
-            has_failed = self.largest([float(own is not None)])[0]
+            has_failed = self._has_any(own is not None)
         except Exception:
             if own is not None:
                 raise own from None
@@ -142,6 +171,13 @@ class Site:
         for group in self.groups:
             if group.size() > 1 and isinstance(group, CommProcessGroup) and not self.shares(error):
                 group.abort()
+
+    def _has_any(self, flag: bool) -> bool:
+        if self._own is None:
+            return bool(self.largest([float(flag)])[0])
+        found = torch.tensor([float(flag)])
+        dist.all_reduce(found, dist.ReduceOp.MAX, group=self._own)
+        return bool(found[0])
 
     def _reduced(self, values: Sequence[float], op: dist.ReduceOp.RedOpType) -> list[float]:
         if len(self.ranks) == 1:

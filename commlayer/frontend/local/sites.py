@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from ...errors import ClosedError
-from ...transport.store_link import root_of
+from ...transport.store_link import connection, root_of
 from ..group.backend import CommProcessGroup
 from ..group.party import Party, Place, here
 from ..group.told import told_by_all
@@ -33,7 +33,8 @@ class Sites(Party):
         """The first ones of a training. All ranks call; `group` connects those of this place."""
         of_site = site.told((dist.get_rank(), here(), secrets.token_hex(8)))
         told = sorted(told_by_all(group, of_site), key=lambda each: each[0][0])  # the same order at all places
-        store = root_of(c10d._world.pg_map[c10d._get_default_group()][1])
+        # Of its own: a loop that is away in a `wait` of the job's Store holds no agreement up.
+        store = connection(root_of(c10d._world.pg_map[c10d._get_default_group()][1]), silence_s)
         found = cls(store, told[0][0][2], dist.get_rank(), here(), silence_s)
         if len(site.ranks) > 1:
             found._first = [[rank for rank, _, _ in each] for each in told]

@@ -1,4 +1,5 @@
-"""`StandIn`: takes part in syncs on behalf of a loop that is late, so that the other sites need not wait for it.
+"""`StandIn`: takes part in syncs on behalf of a loop that is late, so that the other sites need not wait for it. A site
+of several ranks is late when all their loops are: the ranks vote on that.
 
 The process of the site is alive: only its loop does not come to `step()`, as its data or its disk are slow. After a
 grace the thread of the bell begins the sync. The site counts nothing in it, and its change stays in its weights. The
@@ -11,12 +12,13 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from ...errors import ConfigError
 from .bell import Bell
 from .grace import Grace
+from .vote import NEVER, YES, Vote
 
 if TYPE_CHECKING:
     from .rounds import Rounds
@@ -26,10 +28,10 @@ log = logging.getLogger("commlayer")
 
 class StandIn:
     """That of the loop of `rounds`. At least `quorum` sites count in each sync. One lock decides whether the loop or
-    the thread begins or ends one."""
+    the thread begins or ends one. `vote`: of the ranks of the site; None: it has one."""
 
-    def __init__(self, rounds: Rounds, quorum: int) -> None:
-        self._rounds, self._quorum = rounds, quorum
+    def __init__(self, rounds: Rounds, quorum: int, vote: Vote | None) -> None:
+        self._rounds, self._quorum, self._vote = rounds, quorum, vote
         self._lock = threading.RLock()
         self._is_loop = False  # whether the loop has the lock
         self.grace = Grace()
@@ -86,7 +88,8 @@ class StandIn:
         that when they apply it, up to a turn later, and the loop waits while this thread does."""
         rounds, turn = self._rounds, self._rounds.syncs
         is_late = bell.rung(turn) and bell.late_s(turn) >= patience_s
-        if rounds.has_ended and (is_late or (away_s >= patience_s and rounds.is_awaited)):
+        is_wanted = rounds.has_ended and (is_late or (away_s >= patience_s and rounds.is_awaited))
+        if is_wanted and self._is_carried(store, f"end {turn}", lambda: True):
             heads = rounds.conclude(is_loop=False)
             is_end = all(head.is_leaving or head.is_late for head in heads)
             self._all_leave = is_end and any(head.is_leaving for head in heads)
@@ -102,13 +105,20 @@ class StandIn:
             self.syncs, self._is_acting = self.syncs + 1, True
 
     def _granted(self, store: Any, turn: int) -> bool:
-        """Whether enough other sites count in this sync: the first that ask are those that may be left out."""
+        """Whether this site is late as a whole, and enough other sites count in this sync: the first that ask are those
+        that may be left out."""
         most = self._rounds.sites - self._quorum
         if most < 1 or self._refused == turn:
             return False
+        return self._is_carried(store, f"begin {turn}", lambda: bool(store.add(f"late {turn}", 1) <= most))
+
+    def _is_carried(self, store: Any, action: str, may: Callable[[], bool]) -> bool:
+        """Whether the threads of all ranks of this site do this now. `may`: asked on one of them."""
+        vote = self._vote
         try:
-            is_granted = bool(store.add(f"late {turn}", 1) <= most)
+            found = (YES if may() else NEVER) if vote is None else vote.on(store, action, may)
         except RuntimeError:  # the Store is gone, as the bell will notice
             return False
-        self._refused = -1 if is_granted else turn
-        return is_granted
+        if found == NEVER:
+            self._refused = self._rounds.syncs
+        return found == YES

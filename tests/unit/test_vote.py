@@ -1,0 +1,61 @@
+"""The threads of a site act together, or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from torch.distributed import HashStore
+
+from commlayer.frontend.local.vote import NEVER, NO, YES, Vote
+
+SIZE = 3
+
+
+def voted(votes: list[Vote], store: Any, places: Collection[int], may: Callable[[], bool] = lambda: True) -> list[str]:
+    """One attempt of these places."""
+    with ThreadPoolExecutor(SIZE) as pool:
+        return list(pool.map(lambda place: votes[place].on(store, "begin 3", may), places))
+
+
+def until_all_agree(votes: list[Vote], store: Any, may: Callable[[], bool] = lambda: True) -> set[str]:
+    for _ in range(50):
+        if (found := set(voted(votes, store, range(SIZE), may))) != {NO}:
+            return found
+    return {NO}
+
+
+def votes_of_all() -> list[Vote]:
+    return [Vote(4, place, SIZE) for place in range(SIZE)]
+
+
+def test_all_act_once_all_find_their_loops_late() -> None:
+    votes, store = votes_of_all(), HashStore()
+    assert voted(votes, store, [0, 2]) == [NO, NO]
+    assert voted(votes, store, [0, 2]) == [NO, NO]
+    assert voted(votes, store, [1]) == [NO]  # the others do not keep their loops now
+    assert until_all_agree(votes, store) == {YES}
+
+
+@pytest.mark.parametrize("fast", range(SIZE))
+def test_a_loop_that_comes_back_makes_it_fail(fast: int) -> None:
+    votes, store = votes_of_all(), HashStore()
+    others = [place for place in range(SIZE) if place != fast]
+    voted(votes, store, others)
+    voted(votes, store, [fast])  # all were late
+    assert voted(votes, store, others) == [NO, NO]
+    assert voted(votes, store, others) == [NO, NO]
+    assert until_all_agree(votes, store) == {YES}
+
+
+def test_none_acts_if_they_must_not() -> None:
+    asked = []
+
+    def may() -> bool:
+        asked.append(1)
+        return False
+
+    assert until_all_agree(votes_of_all(), HashStore(), may) == {NEVER}
+    assert asked == [1]
