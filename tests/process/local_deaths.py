@@ -53,9 +53,11 @@ class Plan:
     sites: int = SIZE
     """Those at the start."""
     layout: str = ""
-    """What connects the ranks of a site: "DDP" or "FSDP2"; empty: a site is one rank."""
+    """What connects the ranks of a site: "DDP", "FSDP2", or "HSDP", two replicas; empty: a site is one rank."""
     width: int = 1
     """Ranks per site."""
+    backend: str = "commlayer"
+    """Of WORLD."""
     every: int = 4
     fragments: int = 2
     delay: int = 2
@@ -75,7 +77,7 @@ class Plan:
     has_buffers: bool = False
     is_uneven: bool = False
     """Then `steps` is the number of steps that the sites make in the mean."""
-    pauses_s: tuple[float, ...] = (0.002,) * (2 * SIZE + 3)
+    pauses_s: tuple[float, ...] = (0.002,) * (3 * SIZE)
     """The longest computation of a step, by process."""
     joins: tuple[int, ...] = ()
     """The turns at which further sites ask to join. Their numbers follow the order in which they ask."""
@@ -248,11 +250,22 @@ def model_of(plan: Plan, process: int, *, joins: bool) -> Any:
     model.register_buffer("mean", torch.zeros(3 if plan.has_buffers else 0))
     if not plan.layout:
         return model
-    mesh = init_device_mesh("cpu", (1 if joins else plan.sites, plan.width), mesh_dim_names=("site", "rank"))["rank"]
+    sites, replicas = 1 if joins else plan.sites, 2 if plan.layout == "HSDP" else 1
+    shape = (sites, replicas, plan.width // replicas)
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("site", "replica", "rank"))
+    mesh = mesh["replica", "rank"] if plan.layout == "HSDP" else mesh["rank"]
     if plan.layout == "DDP":
         return DistributedDataParallel(model, process_group=mesh.get_group(), broadcast_buffers=False)
     fully_shard(model, mesh=mesh)
     return model
+
+
+def begin_site(plan: Plan, process: int) -> None:
+    """The WORLD of a site that joins."""
+    part: Any = dist.PrefixStore(f"site of {plan.mates(process)[0]}", ranks.store())
+    rank = process % plan.width
+    timeout = timedelta(seconds=20)
+    dist.init_process_group(plan.backend, store=part, rank=rank, world_size=plan.width, timeout=timeout)
 
 
 def make_step(plan: Plan, model: Any, optimizer: torch.optim.Optimizer, process: int, step: int) -> None:
@@ -281,8 +294,10 @@ def train(process: int, size: int, plan: Plan, folder: str) -> Report | str | No
     if joins:
         store.set(f"started {process}", "")
         store.wait([f"begun {plan.turn(process)}"])
+        if plan.width > 1:
+            begin_site(plan, process)
     else:
-        ranks.init(process, plan.size, timeout=timedelta(seconds=20))
+        ranks.init(process, plan.size, plan.backend, timeout=timedelta(seconds=20))
     model = model_of(plan, process, joins=joins)
     net = model.module if plan.layout == "DDP" else model
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
@@ -318,15 +333,15 @@ def train(process: int, size: int, plan: Plan, folder: str) -> Report | str | No
         if not joins:
             raise
         return str(error)
-    except commlayer.PeerLostError as error:
-        if plan.width == 1:
+    except (commlayer.PeerLostError, commlayer.AbortedError) as error:
+        if plan.width == 1 or (isinstance(error, commlayer.AbortedError) and not joins):
             raise
         return str(error)
     finally:
-        if not joins:
+        if dist.is_initialized():
             dist.destroy_process_group()
     steps = _made(plan, process, made)
-    parts = [each.to_local() if plan.layout == "FSDP2" else each for each in net.parameters()]
+    parts = [each.to_local() if hasattr(each, "to_local") else each for each in net.parameters()]
     return Report(
         [value for each in parts for value in each.detach().flatten().tolist()] + net.mean.tolist(),
         rounds._living.party.own,
@@ -344,6 +359,8 @@ def _shards_of(plan: Plan, process: int) -> Site:
     site = Site()
     if plan.layout == "DDP":
         site.rank, site.size = process % plan.width, plan.width
+    if plan.layout == "HSDP":
+        site.rank, site.size = process % plan.width // (plan.width // 2), 2
     return site
 
 
@@ -381,7 +398,7 @@ def check(plan: Plan, **options: Any) -> dict[int, Report]:
         for report in here.values():
             assert report.values == next(iter(here.values())).values, "two states"
             assert report.shared == next(iter(here.values())).shared, "two states"
-            assert plan.layout == "FSDP2" or report.values == first.values, "two states"
+            assert plan.layout in ("FSDP2", "HSDP") or report.values == first.values, "two states"
         if one is not None:
             check_sums(plan, one, here, sent)
     return lived
@@ -409,8 +426,10 @@ def check_sums(plan: Plan, one: Report, here: Mapping[int, Report], sent: Mappin
         weights = ended.samples if plan.weights is not None or plan.is_uneven else (1.0,) * len(ended.members)
         total = sum(weight for weight, counts in zip(weights, ended.counting, strict=True) if counts) or 1.0
         average = torch.zeros_like(shared[at])
-        for site, weight in zip(ended.members, weights, strict=True):
+        for site, weight, counts in zip(ended.members, weights, ended.counting, strict=True):
             rank = site * plan.width + place
+            if not counts and plan.codec == "none":
+                assert not sent[rank, turn].any(), "a site that does not count has sent a change"
             average += sent[rank, turn] * weight / total
             if rank in counted and weight:
                 counted[rank][at] += sent[rank, turn]
@@ -452,7 +471,8 @@ def _made(plan: Plan, process: int, steps: int) -> list[Tensor]:
         optimizer.step()
     torch.nn.utils.vector_to_parameters(model.values() - start, model.parameters())
     parts = [weight.detach() for weight in model.weights]
-    return parts if plan.layout != "FSDP2" else [each.chunk(plan.width)[process % plan.width] for each in parts]
+    shards = {"FSDP2": plan.width, "HSDP": plan.width // 2}.get(plan.layout, 1)
+    return [each.chunk(shards)[process % shards] for each in parts]
 
 
 def by_fragment(values: Tensor, plan: Plan) -> list[Tensor]:
@@ -505,14 +525,16 @@ def random_plan(seed: int) -> Plan:
 
 
 def random_site_plan(seed: int) -> Plan:
-    """Sites of several ranks, of which up to two lose a rank or more."""
+    """Sites of several ranks, of which up to two lose a rank or more, and another one may join."""
     draw = random.Random(seed)
     width = draw.choice([2, 2, 3])
     sites = draw.choice([3, 4]) if width == 2 else 3
     fragments = draw.randint(1, 3)
     every = draw.randint(fragments, 6)
-    steps = draw.randint(every, 24)
+    joins = draw.random() < 0.4
+    steps = draw.randint(3 * every, 28) if joins else draw.randint(every, 24)
     syncs = steps * fragments // every + fragments
+    asks = draw.randrange(steps * fragments // every // 2 + 1)
     kills, stops = list[tuple[int, int, float]](), list[tuple[int, int]]()
     for site in draw.sample(range(sites), draw.choice([1, 1, 2])):
         for victim in draw.sample(range(site * width, (site + 1) * width), draw.choice([1, 1, 2])):
@@ -520,7 +542,9 @@ def random_site_plan(seed: int) -> Plan:
                 kills.append((victim, draw.randrange(syncs), draw.choice([0.0, draw.uniform(0.0, 0.01)])))
             else:
                 stops.append((victim, draw.randrange(steps)))
-    size = sites * width
+    size = (sites + joins) * width
+    if joins and draw.random() < 0.25:
+        kills.append((draw.randrange(sites * width, size), draw.randrange(asks, syncs), draw.uniform(0.0, 0.01)))
     weights = tuple(draw.randint(0, 4) for _ in range(size)) if draw.random() < 0.3 else None
     is_uneven = draw.random() < 0.3
     return Plan(
@@ -528,17 +552,20 @@ def random_site_plan(seed: int) -> Plan:
         sites,
         draw.choice(["DDP", "FSDP2"]),
         width,
-        every,
-        fragments,
-        draw.randint(0, -(-every // fragments)),
-        draw.choice(CODECS) if weights is None and not is_uneven else "none",
-        weights,
-        steps,
+        every=every,
+        fragments=fragments,
+        delay=draw.randint(0, -(-every // fragments)),
+        codec=draw.choice(CODECS) if weights is None and not is_uneven else "none",
+        weights=weights,
+        steps=steps,
         has_buffers=draw.random() < 0.5,
         is_uneven=is_uneven,
         pauses_s=tuple(draw.uniform(0.0, 0.008 if is_uneven else 0.002) for _ in range(size)),
         kills=tuple(kills),
         stops=tuple(stops),
+        joins=(asks,) * joins,
+        is_slow=draw.random() < 0.5,
+        waits=draw.random() < 0.8,
         outer=draw.choice([(1.0, 0.0), (1.0, 0.0), (0.7, 0.6)]),
     )
 

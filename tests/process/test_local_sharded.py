@@ -104,6 +104,7 @@ class Program:
     evaluated: frozenset[int]
     """Steps after which all ranks run the model within `averaged()`."""
     steps: int
+    min_sites: int | None
 
 
 @st.composite
@@ -120,6 +121,7 @@ def programs(draw: Any, codecs: Sequence[str]) -> Program:
         draw(st.none() | st.tuples(st.integers(0, 3), st.integers(1, 3))),
         draw(st.frozensets(st.integers(0, 11), max_size=2)),
         draw(st.integers(0, 12)),
+        draw(st.sampled_from([None, 1])),
     )
 
 
@@ -127,7 +129,7 @@ def local_of(model: nn.Module, optimizer: Any, drawn: Program, samples: int, **m
     return commlayer.LocalSteps(
         model, optimizer, drawn.every, drawn.fragments, drawn.outer, drawn.codec,
         None if drawn.weights is None else lambda: samples,
-        delay=drawn.delay, exact_steps=drawn.exact_steps, **more,
+        delay=drawn.delay, exact_steps=drawn.exact_steps, min_sites=drawn.min_sites, **more,
     )  # fmt: skip
 
 

@@ -80,9 +80,9 @@ class Arguments:
         if whole(self.exact_steps, -1) < 0:
             raise ConfigError(f"LocalSteps(exact_steps={self.exact_steps!r}): use a whole number, 0 or more (steps)")
         if group is not None:
-            self._check_groups(group, site)
             self._check_hosts(group)
             if not joins:
+                self._check_groups(group, site)
                 self._check_number("min_sites", self.min_sites, group)
                 self._check_number("quorum", self.quorum, group)
 

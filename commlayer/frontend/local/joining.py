@@ -7,6 +7,7 @@ another site sends it the state of an earlier sync. Once that is here, it applie
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from torch import Tensor
 
@@ -18,7 +19,7 @@ from .sync import Outcome
 class Joining:
     """`load` takes over a state, and returns the number of the syncs in it; `apply` applies the outcome of a sync."""
 
-    def __init__(self, transfers: Transfers, load: Callable[[Tensor], int], apply: Callable[[Outcome], None]) -> None:
+    def __init__(self, transfers: Transfers, load: Callable[[Tensor], int], apply: Callable[[Outcome], Any]) -> None:
         self._transfers, self._load, self._apply = transfers, load, apply
         self._kept = Kept()
         self.is_loaded = False

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -81,7 +82,10 @@ class Living:
         self._party, self._least, self._policy = party, min_sites, policy
         self._mates = Mates(party, party.site_of(party.own), "site")
         # Between two groups this process stays what it is: another engine would be another life of its number.
-        self._engine = Engine.shared(Config.from_environment())
+        config = Config.from_environment()
+        # A site that joins with a WORLD of its own is another job there, in which its ranks have other numbers.
+        self._is_apart = self._is_joining and len(self._mates.ranks) > 1
+        self._engine = Engine.private(config) if self._is_apart else Engine.shared(config)
 
     @property
     def group(self) -> CommProcessGroup:
@@ -145,10 +149,10 @@ class Living:
         return Turns(*json.loads(self.store.get("turns")))
 
     def invite(self) -> bool:
-        """Whether processes wait that join after this sync. One site looks."""
+        """Whether processes wait that join after this sync. One rank looks."""
         if self._newcomers is None:
             return False
-        self._newcomers.invites = self.training[:1] == [self.party.own]
+        self._newcomers.invites = self.ranks[:1] == [self.party.own]
         return self._newcomers.invites and self._newcomers.invite()
 
     @classmethod
@@ -159,22 +163,24 @@ class Living:
         min_sites: int,
         policy: Policy,
         silence_s: float,
+        site: Site,
         begin: Callable[[Living], None],
     ) -> Living:
         """Asks to join a training on this Store that has these settings, until `begin` has returned, which is called in
-        a group with the others. Raises the errors of `ask` and of `begin`, but those after which it can ask again."""
+        a group with the others. All ranks of the site call, and ask as one. Raises the errors of `ask` and of `begin`,
+        but those after which it can ask again."""
+        own = connection(root_of(store), silence_s)
         for _ in range(ATTEMPTS):
-            own = connection(root_of(store), silence_s)
-            party = ask(Sites, own, lambda token: settings_of(settings, token), here(), silence_s, JOIN_S)
-            living = cls(None, [], Site())
+            party = ask(Sites, own, lambda token: settings_of(settings, token), here(), silence_s, JOIN_S, site.done)
+            living = cls(None, [], site)
             living._follow(party, min_sites, policy)
             try:
-                living._make()
+                site.agreed(living._make)
                 living._newcomers = Newcomers(party)
                 living._newcomers.follow()
-                begin(living)
+                site.agreed(functools.partial(begin, living))
                 living._is_joining = False
-                living.group.set_timeout(timedelta(seconds=party.timeout_s))
+                living._set_timeout(timedelta(seconds=party.timeout_s))
             except BaseException as error:
                 living.withdraw(error)
                 living.close(ended=False)
@@ -192,8 +198,8 @@ class Living:
         """After `error` of an operation, or None where sites join: makes a new group of the sites that live and join,
         then calls `meet` in it. All of them call, each when an operation has failed there; the ranks of a site call
         together, and all of them have met, or all try again. Returns what `meet` returns; None after `finish` of
-        another site. A site that did not come to an operation within the timeout is taken for
-        dead. A site that joins and cannot come to that meeting is not waited for again.
+        another site. A site that did not come to an operation within the timeout is taken for dead. A site that joins
+        and cannot come to that meeting is not waited for again.
 
         Raises `error` if the training cannot go on; PeerLostError on a site without which the others have gone on, and
         as `hear`.
@@ -259,9 +265,13 @@ class Living:
             self._group = self._group_of("group", members)
             self._all = self._group_of_all()
         if self._is_joining:
-            self._group.set_timeout(PATIENCE)
+            self._set_timeout(PATIENCE)
         self.members, self._sites = members, sites
         party.dead(())  # `stop` may have come before there was a group that `abort` ends
+
+    def _set_timeout(self, timeout: timedelta) -> None:
+        for group in {self.group, self.everyone}:
+            group.set_timeout(timeout)
 
     def _group_of_all(self) -> CommProcessGroup | None:
         """None: a site is one rank, so the other group connects all."""
@@ -277,6 +287,7 @@ class Living:
             f"{DESCRIPTION}:{party.generation}:{name} of {ranks[0]}",
             ranks,
             self._policy,
+            engine=self._engine if self._is_apart else None,
         )
         found._set_group_desc(DESCRIPTION)
         return found
@@ -325,7 +336,8 @@ class Living:
         if self._party is None or len(self._mates.ranks) == 1 or self.is_excluded:
             return ""
         rest = set(self._party.members) - self._party.whole(self._dead())
-        return self._mates.loss(error, rest, silence_s)
+        known = None if self._is_apart else error  # its culprit has the number of another job
+        return self._mates.loss(known, rest, silence_s)
 
     def _dead(self) -> set[int]:
         """Other members that have ended, or are silent. None without a Store."""

@@ -85,9 +85,10 @@ class LocalSteps:
     sent later. None: the others wait for it.
 
     `join` is the Store of a job that trains with `min_sites` and the same arguments: this process, which has no WORLD,
-    becomes one more site. `with` begins once it has the shared weights; `steps` and `trained` are then those of the
-    job, and the optimizer has the hyperparameters of another site, and no state. `schedule`, of all sites, is stepped
-    once after each optimizer step; that of a site that joins is brought to the job's step.
+    becomes one more site; so do the ranks of a WORLD, if all of them are one site. `with` begins once it has the shared
+    weights; `steps` and `trained` are then those of the job, and the optimizer has the hyperparameters of another site,
+    and no state. `schedule`, of all sites, is stepped once after each optimizer step; that of a site that joins is
+    brought to the job's step.
 
     When `with` ends well, all fragments are sent a last time, and all ranks have the shared weights. When it ends with
     an error, the other ranks get an AbortedError at their next sync.
@@ -151,6 +152,7 @@ class LocalSteps:
         )
         self._schedule, self._store = schedule, join
         self._restored: dict[str, Any] | None = None
+        self._site = Site()  # until `with` begins
         self._living: Living | None = None
         self._exact: ExactSteps | None = None
         self._rounds: Rounds | None = None  # None in exact steps
@@ -226,13 +228,19 @@ class LocalSteps:
     def _join(self, store: dist.Store) -> None:
         """Joins a training that has begun."""
         given = self._given
-        if dist.is_initialized():
-            raise ConfigError("LocalSteps(join=...): this process has a WORLD; leave init_process_group to the others")
+        self._site = Site.of(self._model) if dist.is_initialized() else Site()
+        size = dist.get_world_size() if dist.is_initialized() else 1
+        if dist.is_initialized() and (size == 1 or sorted(self._site.ranks) != list(range(size))):
+            raise ConfigError(
+                f"LocalSteps(join=...): this process has a WORLD of {size} rank(s), and the ranks {self._site.ranks} "
+                f"are its site; a site that joins has a WORLD if it has several ranks, and all of that are the site; "
+                f"leave init_process_group to the others, or call it for this site alone"
+            )
         if given.min_sites is None or self._restored is not None:
             what = "load_state_dict" if self._restored is not None else "min_sites=None"
             raise ConfigError(f"LocalSteps(join=...) with {what}: a site joins as one of min_sites=, without a state")
-        self._site = Site()
         self._exact = exact = self._equip(None)
+        self._site.separate(None)
 
         def begin(living: Living) -> None:
             self._living, self._rank = living, living.party.own
@@ -243,12 +251,13 @@ class LocalSteps:
             self._state.follow(course, steps)
             rounds.listen(self._silence_s)
 
-        Living.join(store, self._joined_settings(), given.min_sites, policy_of_syncs(), self._silence_s, begin)
+        own, silence_s = self._joined_settings(), self._silence_s
+        Living.join(store, own, given.min_sites, policy_of_syncs(), silence_s, self._site, begin)
 
     def _open(self, rounds: Rounds, living: Living) -> None:
         """Local steps begin."""
         rounds.listen(self._silence_s)
-        if living.goes_on and len(self._site.ranks) == 1:
+        if living.goes_on:
             try:
                 self._state.check("LocalSteps")
             except ConfigError as error:
@@ -257,11 +266,13 @@ class LocalSteps:
                 living.open(self._joined_settings(), rounds.turns)
 
     def _joined_settings(self) -> dict[str, Any]:
-        """What a site that joins must have as all others, by name."""
+        """What a site that joins must have as all others, by name. All its ranks call."""
+        frozen = self._site.told(self._weights.fixed_digests())
         return {
+            "ranks per site": len(self._site.ranks),
             **self._state.settings(),
             **self._given.settings(self._given.turns(), self._weights, self._site),
-            "frozen": self._weights.fixed_digests(),
+            "frozen": {name: [each[name] for each in frozen] for name in frozen[0]},
             "policy of syncs": dataclasses.asdict(policy_of_syncs()),
         }
 
@@ -362,7 +373,7 @@ class LocalSteps:
         if living is not None:
             self._ranks = living.ranks
             living.close(ended=is_over)
-            self._site.close()
+        self._site.close()
 
     def _stop_threads(self) -> None:
         if self._rounds is not None:

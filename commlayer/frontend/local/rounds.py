@@ -209,7 +209,9 @@ class Rounds:
         self._weights.check_unchanged(self._living.group.who)
         at = self.turns.fragment(self.syncs)
         fragment = self.shared.fragments[at]
-        difference = fragment.weights().sub_(fragment.shared)
+        difference = fragment.weights()
+        if self._joining is None:  # else the model has the difference, until it gets G
+            difference -= fragment.shared
         steps, samples = self._tally.take(at)
         self._is_listening = self._is_listening and not steps
         digest = 0 if self._joining is not None else fragment.digest()
@@ -387,7 +389,8 @@ class Rounds:
         self._transfers.forget(lacking)
         sent = {member: each.transfers for member, each in reports.items()}
         if lacking:
-            is_new = self._transfers.match(self._living.party, group, self._living.ranks, lacking, sent)
+            living = self._living
+            is_new = self._transfers.match(living.party, living.everyone, living.training, lacking, sent)
             if is_new and self._joining is not None:
                 self._joining.begin()
         return outcome
@@ -400,10 +403,10 @@ class Rounds:
         training before."""
         self.syncs, self._is_listening = -1, True
         self.shared.forget()
-        self._joining = joining = Joining(self._transfers, self._load, self.shared.apply)
+        self._joining = joining = Joining(self._transfers, self._load, self.shared.follow)
         self._meet(None)
         together, are_leaving = 0, False
-        while are_leaving or not joining.is_done:
+        while are_leaving or self._site.has_any(not joining.is_done):
             while joining.is_full and self._pump(waits=True):
                 pass
             self._start(is_leaving=True)
@@ -414,7 +417,8 @@ class Rounds:
                 raise ClosedError("LocalSteps: the training has ended before this site had its state")
             self._pump()
         self._joining = None
-        told, steps = self._told
+        self.shared.arrive()
+        told, steps = self._site.told(self._told)[0]  # other places may have that of a later step
         made = steps - 1  # it was told before the schedule's step
         self.steps = max(self.turns.steps(self.syncs - 1), made)  # as the others: its syncs begin with theirs
         return told, self.steps - made
@@ -440,7 +444,7 @@ class Rounds:
 
     def _load(self, packed: torch.Tensor) -> int:
         found = unpack(packed)
-        self.shared.complete(found, found["syncs"])
+        self.shared.restore(found, found["syncs"])
         self._told = found["course"], found["steps"]
         return self.shared.syncs
 

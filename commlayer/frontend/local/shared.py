@@ -32,14 +32,21 @@ class Shared:
         self._buffers = weights.flat_buffers()
 
     def apply(self, outcome: Outcome, counted: torch.Tensor | float = 0.0) -> None:
-        """The next sync has ended: x += (G' - G) - q. `counted`: q of this site."""
+        """The next sync has ended: x += (G' - G) - q. `counted`: q of this site. All replicas call."""
+        fragment, buffers = self.fragments[self.syncs % len(self.fragments)], self._buffers
+        fragment.add(self.follow(outcome).sub_(counted))
+        if self._buffers is not buffers:
+            self._weights.put_buffers(self._buffers)
+
+    def follow(self, outcome: Outcome) -> torch.Tensor:
+        """The next sync has ended; the model stays as it is. Returns G' - G."""
         fragment = self.fragments[self.syncs % len(self.fragments)]
-        fragment.add(fragment.update(outcome.average, PLAIN if outcome.is_rest else self.outer).sub_(counted))
+        change = fragment.update(outcome.average, PLAIN if outcome.is_rest else self.outer)
         if len(outcome.buffers) and any(head.samples for head in outcome.heads):
             self._buffers = outcome.buffers
-            self._weights.put_buffers(outcome.buffers)
         self.trained += sum(head.samples for head in outcome.heads if head.steps) / len(self.fragments)
         self.syncs += 1
+        return change
 
     def like(self, turn: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Memory for the averages of a sync: of its fragment, and of its buffers."""
@@ -102,15 +109,14 @@ class Shared:
         self.syncs = syncs
 
     def forget(self) -> None:
-        """G is not known: x becomes what x - G is to be, and G is 0, until `complete`."""
+        """G is not known: x becomes what x - G is to be, until `arrive`. All replicas call."""
         for fragment in self.fragments:
             fragment.shared = torch.zeros_like(fragment.shared)
             fragment.put(fragment.shared)
 
-    def complete(self, state: Mapping[str, Any], syncs: int) -> None:
-        """As `restore`; the difference of the model's weights from G stays."""
-        rests = [fragment.weights().sub_(fragment.shared) for fragment in self.fragments]
-        self.restore(state, syncs)
+    def arrive(self) -> None:
+        """G is known: the model has the difference from it. All replicas call."""
+        rests = [fragment.weights() for fragment in self.fragments]
         self.put()
         for fragment, rest in zip(self.fragments, rests, strict=True):
             fragment.add(rest)

@@ -137,8 +137,8 @@ class Site:
 
     def agreed(self, call: Callable[[], ResultT]) -> ResultT:
         """The result of `call`, which exchanges values with other sites. If it raises on a rank of this site, all its
-        ranks raise an error: the others would wait for it where the site gathers. Either all raise one of `LOST`, or
-        none does: `shares` is true of these errors. All ranks call."""
+        ranks raise an error of one kind: the others would wait for it where the site gathers. `shares` is true of
+        these errors. All ranks call."""
         if len(self.ranks) == 1:
             return call()
         own: Exception | None = None
@@ -147,7 +147,7 @@ class Site:
         except Exception as error:
             own = error
         try:
-            has_failed = self._has_any(own is not None)
+            has_failed = self.has_any(own is not None)
         except Exception:
             if own is not None:
                 raise own from None
@@ -157,9 +157,13 @@ class Site:
         shown = own if own is None or isinstance(own, CommError) else CommError(f"{type(own).__name__}: {own}")
         faults = [fault for fault in self.told(shown) if fault is not None]
         gravest = min(faults, key=_is_passing)
-        failed = own if own is not None and _is_passing(own) == _is_passing(gravest) else gravest
+        failed = own if own is not None and _kind_of(own) == _kind_of(gravest) else gravest
         vars(failed)["is_on_site"] = True
         raise failed
+
+    def done(self, do: Callable[[], Any]) -> list[Any]:
+        """What `do` returns on each rank, by place. If it raises on one, all raise, as `agreed`. All ranks call."""
+        return self.told(self.agreed(do))
 
     def shares(self, error: BaseException) -> bool:
         """Whether all ranks of this site raise this error, or one like it."""
@@ -172,7 +176,8 @@ class Site:
             if group.size() > 1 and isinstance(group, CommProcessGroup) and not self.shares(error):
                 group.abort()
 
-    def _has_any(self, flag: bool) -> bool:
+    def has_any(self, flag: bool) -> bool:
+        """Whether a rank has this flag. All ranks call, each as often as `agreed` and `told`."""
         if self._own is None:
             return bool(self.largest([float(flag)])[0])
         found = torch.tensor([float(flag)])
@@ -186,6 +191,10 @@ class Site:
         for group in self.groups:
             dist.all_reduce(reduced, op, group=group)
         return [float(value) for value in reduced.tolist()]
+
+
+def _kind_of(error: BaseException) -> tuple[type[BaseException], bool]:
+    return type(error), is_on_all(error)
 
 
 def _is_passing(error: BaseException) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from typing import Any
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
@@ -26,7 +27,8 @@ class Sites(Party):
 
     def __init__(self, root: dist.Store, token: str, own: int, place: Place, silence_s: float) -> None:
         super().__init__(root, token, own, place, silence_s)
-        self._first: list[list[int]] = []  # those at the start, if they have several ranks
+        self._first: list[list[int]] = []  # those at the start
+        self._base = 0  # the first number above them
 
     @classmethod
     def meet(cls, group: CommProcessGroup, site: Site, silence_s: float) -> Sites:
@@ -36,8 +38,7 @@ class Sites(Party):
         # Of its own: a loop that is away in a `wait` of the job's Store holds no agreement up.
         store = connection(root_of(c10d._world.pg_map[c10d._get_default_group()][1]), silence_s)
         found = cls(store, told[0][0][2], dist.get_rank(), here(), silence_s)
-        if len(site.ranks) > 1:
-            found._first = [[rank for rank, _, _ in each] for each in told]
+        found._first, found._base = [[rank for rank, _, _ in each] for each in told], dist.get_world_size()
         found.members = [rank for each in told for rank, _, _ in each]
         found.timeout_s = group.timeout.total_seconds()
         found.add({rank: place for each in told for rank, place, _ in each})
@@ -46,17 +47,25 @@ class Sites(Party):
     @property
     def sites(self) -> list[list[int]]:
         """The members by site, those of a site by their places."""
-        members = set(self.members)
-        first = [site for site in self._first if set(site) <= members]
-        known = {each for site in first for each in site}
-        return [*first, *([each] for each in self.members if each not in known)]
+        return [site for member in self.members if (site := self.site_of(member))[0] == member]
 
     def site_of(self, member: int) -> list[int]:
-        """That of a member."""
-        return next((site for site in self._first if member in site), [member])
+        """That of a member. The numbers of a site that has joined follow each other."""
+        if member < self._base:
+            return next(site for site in self._first if member in site)
+        size = len(self._first[0])
+        begin = member - (member - self._base) % size
+        return list(range(begin, begin + size))
 
     def whole(self, members: Collection[int]) -> set[int]:
         return {each for member in members for each in self.site_of(member)}
+
+    def roster(self) -> dict[str, Any]:
+        return {**super().roster(), "first": self._first, "base": self._base}
+
+    def follow(self, roster: Mapping[str, Any]) -> None:
+        self._first, self._base = roster["first"], roster["base"]
+        super().follow(roster)
 
     def dead(self, watched: Collection[int]) -> set[int]:
         """Members look again and again while they agree and meet. Raises ClosedError once this one is stopped."""

@@ -1,0 +1,194 @@
+"""A site of several ranks joins a training of `LocalSteps(min_sites=...)` as a whole."""
+
+from __future__ import annotations
+
+import re
+import time
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import commlayer
+from tests import ranks
+from tests.process.local_deaths import Plan, Report, check
+from tests.process.test_local_steps import Net, train
+
+
+def of_two(layout: str, **given: Any) -> Plan:
+    """Two sites of two ranks; processes 4 and 5 join."""
+    return Plan(sites=2, layout=layout, width=2, joins=(1,), waits=True, **given)
+
+
+def joined(found: dict[int, Report], first: int = 4) -> list[int]:
+    """The turns in which the site of these processes counted."""
+    turns = counted_at(found[first])
+    assert turns == counted_at(found[first + 1])
+    return turns
+
+
+def counted_at(report: Report) -> list[int]:
+    site = report.number // 2
+    return [turn for turn, ended in report.syncs.items() if ended.counting[ended.members.index(site)]]
+
+
+@pytest.mark.parametrize(
+    "wire", [pytest.param({}, id="shm", marks=pytest.mark.slow), pytest.param(ranks.UDP, id="udp")]
+)
+@pytest.mark.parametrize("layout", ["DDP", "FSDP2"])
+@pytest.mark.parametrize("more", [{}, {"codec": "int4-int8", "outer": (0.7, 0.6)}], ids=str)
+def test_a_site_joins_and_counts(wire: dict[str, str], layout: str, more: dict[str, Any]) -> None:
+    found = check(of_two(layout, has_buffers=True, **more), environ=wire)
+    assert {process: report.number for process, report in found.items()} == {each: each for each in range(6)}
+    assert found[4].steps == found[5].steps > 0
+    assert 0 < len(joined(found)) < len(found[4].syncs) < len(found[0].syncs)
+
+
+@pytest.mark.parametrize("wire", [{}, pytest.param(ranks.UDP, marks=pytest.mark.slow)], ids=str)
+def test_a_site_joins_whose_world_has_another_backend(wire: dict[str, str]) -> None:
+    """DDP averages by gloo; the ranks of the site have the numbers of others in the job."""
+    assert joined(check(of_two("DDP", backend="gloo"), environ=wire))
+
+
+@pytest.mark.slow
+def test_a_site_of_replicas_joins() -> None:
+    plan = Plan(sites=2, layout="HSDP", width=4, joins=(1,), waits=True, has_buffers=True)
+    found = check(plan, environ=ranks.UDP, timeout_s=120.0)
+    assert sorted(found) == list(range(12))
+    assert 0 < len(found[8].syncs) < len(found[0].syncs)
+    assert any(all(ended.counting) and 2 in ended.members for ended in found[0].syncs.values())
+
+
+def test_a_site_that_lost_a_rank_comes_back_as_other_processes() -> None:
+    found = check(Plan(sites=3, layout="DDP", width=2, kills=((4, 1, 0.0),), joins=(3,), waits=True, steps=28))
+    assert sorted(found) == [0, 1, 2, 3, 6, 7]
+    assert joined(found, 6)
+
+
+def test_the_rank_that_gives_its_state_dies() -> None:
+    """Its site goes; each rank of the new one gets its state from another site."""
+    plan = Plan(sites=3, layout="DDP", width=2, joins=(1,), last_piece=(0, 3), waits=True, steps=28)
+    found = check(plan)
+    assert sorted(found) == [2, 3, 4, 5, 6, 7]
+    assert joined(found, 6)
+
+
+def test_a_rank_dies_while_its_site_gets_the_state() -> None:
+    plan = Plan(
+        sites=2, layout="FSDP2", width=2, joins=(1,), last_piece=(4, 3), waits=False, steps=40, pauses_s=(0.05,) * 6
+    )
+    found = check(plan)
+    assert sorted(found) == [0, 1, 2, 3]
+    assert any(2 in ended.members for ended in found[0].syncs.values())
+
+
+def test_a_rank_dies_once_its_site_counts() -> None:
+    found = check(of_two("DDP", kills=((5, 10, 0.001),), steps=28))
+    assert sorted(found) == [0, 1, 2, 3]
+
+
+def model_of(layout: str, mesh: Any) -> Any:
+    model: Any = Net()
+    if layout == "DDP":
+        return DistributedDataParallel(model, process_group=mesh.get_group())
+    if layout == "FSDP2":
+        fully_shard(model, mesh=mesh)
+    return model
+
+
+def local_of(model: Any, **given: Any) -> commlayer.LocalSteps:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return commlayer.LocalSteps(model, optimizer, **{"every": 4, "fragments": 2, "min_sites": 1, **given})
+
+
+def refused(rank: int, size: int, layouts: tuple[str, str], world: int, given: dict[str, Any]) -> str:
+    """Ranks 0 to 3 train, in sites of two ranks, or of one where they have no layout. The others ask to join, with a
+    WORLD of so many ranks."""
+    store: Any = ranks.store()
+    if rank < 4:
+        ranks.init(rank, 4)
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("site", "rank"))["rank"]
+        with local_of(model := model_of(layouts[0], mesh)) as local:
+            step = 0
+            while local.steps < 40 or not all_know(local, store, size):
+                train(model, local._optimizer, rank, [step])
+                step += 1
+                store.set("begun", "")
+            assert local.ranks == [0, 1, 2, 3]
+        return ""
+    store.wait(["begun"])
+    part: Any = dist.PrefixStore(f"site {(rank - 4) // world}", store)
+    dist.init_process_group("commlayer", store=part, rank=(rank - 4) % world, world_size=world)
+    mesh = init_device_mesh("cpu", (world // 2 or 1, min(world, 2)), mesh_dim_names=("site", "rank"))["rank"]
+    with pytest.raises(commlayer.ConfigError) as caught, local_of(model_of(layouts[1], mesh), join=store, **given):
+        pass
+    store.set(f"refused {rank}", "")
+    return str(caught.value)
+
+
+def all_know(local: commlayer.LocalSteps, store: Any, size: int) -> bool:
+    """Whether all that ask have been refused; all ranks come to the same result at the same step."""
+    found = str(store.check([f"refused {rank}" for rank in range(4, size)]))
+    return bool(store.compare_set(f"at {local.steps}", "", found) == b"True")
+
+
+@pytest.mark.parametrize(
+    ("layouts", "world", "given", "said"),
+    [
+        (("DDP", "DDP"), 2, {"every": 6}, "every is 6 here and 4 in the job"),
+        (("DDP", "FSDP2"), 2, {}, r"the model \(.*\) is float32.*divided by.* here and float32.* in the job"),
+        (("", "DDP"), 2, {}, "ranks per site is 2 here and 1 in the job"),
+        (("DDP", "DDP"), 4, {}, r"a WORLD of 4 rank\(s\), and the ranks \[(0, 1|2, 3)\] are its site"),
+        (("DDP", ""), 2, {}, r"a WORLD of 2 rank\(s\), and the ranks \[[01]\] are its site"),
+        (("DDP", "DDP"), 2, {"min_sites": None}, "min_sites=None: a site joins as one of min_sites="),
+    ],
+    ids=str,
+)
+def test_a_site_that_does_not_fit_is_refused_on_all_its_ranks(
+    layouts: tuple[str, str], world: int, given: dict[str, Any], said: str
+) -> None:
+    found = ranks.run(refused, 4 + world, layouts, world, given)
+    for text in found[4:]:
+        assert re.search(said, text), text
+
+
+def long_turns(rank: int, size: int) -> tuple[list[int], int]:
+    """A turn takes longer than the timeout."""
+    store: Any = ranks.store()
+    if rank < 4:
+        ranks.init(rank, 4, timeout=timedelta(seconds=3))
+    else:
+        store.wait(["begun"])
+        part: Any = dist.PrefixStore("site", store)
+        dist.init_process_group("commlayer", store=part, rank=rank - 4, world_size=2)
+    mesh = init_device_mesh("cpu", (1 if rank > 3 else 2, 2), mesh_dim_names=("site", "rank"))["rank"]
+    model = model_of("DDP", mesh)
+    with local_of(model, every=2, fragments=1, delay=2, join=store if rank > 3 else None) as local:
+        while len(local.ranks) < 6 and local.steps < 16:
+            store.set("begun", "")
+            time.sleep(1.7)
+            train(model, local._optimizer, rank, [local.steps])
+    return local.ranks, local.steps
+
+
+@pytest.mark.slow
+def test_a_site_joins_where_a_turn_takes_longer_than_the_timeout() -> None:
+    found = ranks.run(long_turns, 6)
+    assert found == [found[0]] * 6
+    assert found[0][0] == list(range(6))
+
+
+def one_refused(rank: int, size: int) -> str:
+    """Of the site that asks, one rank alone does not fit; both learn it."""
+    return refused(rank, size, ("DDP", "DDP"), 2, {"codec": "none"} if rank == 5 else {})
+
+
+def test_one_rank_that_does_not_fit_keeps_its_site_out() -> None:
+    found = ranks.run(one_refused, 6)
+    for text in found[4:]:
+        assert "codec is none here and int4-int8 in the job" in text, text
