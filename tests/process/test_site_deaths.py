@@ -131,24 +131,30 @@ def test_the_others_of_a_site_name_the_dead_one(layout: str, where: str, backend
             assert f"rank(s) {', '.join(map(str, range(size // 2)))} can go on without it; end this process" in text
 
 
-def stops(rank: int, size: int, layout: str) -> str:
-    """The last rank raises an exception."""
+def stops(rank: int, size: int, layout: str, backend: str) -> str:
+    """The last rank raises an exception, and lives on for a while."""
     ranks.init(rank, size, timeout=timedelta(seconds=20))
-    model = site_model(layout, rank, 2)
+    model = site_model(layout, rank, 2, backend)
     try:
         with begin(model, min_sites=1) as local:
             for step in range(12):
-                if (rank, step) == (size - 1, 6):
-                    raise Stopped("no data")
+                if (rank, step) == (size - 1, 7):
+                    local._optimizer.register_step_pre_hook(stop)
                 train(model, local._optimizer, rank, [step])
     except (commlayer.PeerLostError, Stopped) as error:
+        ranks.meet("stopped", 2) if rank > 1 else None
         return str(error)
     return "went on"
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_others_of_a_site_get_the_text_of_an_exception(layout: str) -> None:
-    found = ranks.run(stops, 4, layout, environ=ranks.UDP)
+def stop(*_: Any) -> None:
+    raise Stopped("no data")
+
+
+@pytest.mark.parametrize(("layout", "backend"), [("DDP", "commlayer"), ("DDP", "gloo"), ("FSDP2", "commlayer")])
+def test_the_others_of_a_site_get_the_text_of_an_exception(layout: str, backend: str) -> None:
+    """By gloo, too, where they wait in `step()`: what they tell each other about a sync goes another way."""
+    found = ranks.run(stops, 4, layout, backend, environ=ranks.UDP)
     assert found[:2] == ["went on"] * 2
     assert "rank 3 of its site, 2, 3, gave up (Stopped: no data), and a site cannot train without" in found[2]
     assert found[3] == "no data"

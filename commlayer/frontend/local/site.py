@@ -172,8 +172,11 @@ class Site:
     def abort(self, error: BaseException) -> None:
         """Ends the operations of the site's ranks after this error, unless they raise it, too. Only groups of
         commlayer tell the others; those of other backends wait until their timeout."""
+        if self.shares(error):
+            return
+        self.stop()
         for group in self.groups:
-            if group.size() > 1 and isinstance(group, CommProcessGroup) and not self.shares(error):
+            if group.size() > 1 and isinstance(group, CommProcessGroup):
                 group.abort()
 
     def has_any(self, flag: bool) -> bool:
