@@ -203,6 +203,32 @@ def test_too_few_sites_end_the_training() -> None:
     assert "rank(s) 3 of its site" in found[2]
 
 
+def again(rank: int, size: int) -> tuple[str, list[float]]:
+    """After a death the ranks of the sites that live train on, in another `LocalSteps`."""
+    ranks.init(rank, size, timeout=timedelta(seconds=20))
+    model = site_model("DDP", rank, 3)
+    try:
+        with begin(model, min_sites=1) as local:
+            for step in range(12):
+                if (rank, step) == (2, 6):
+                    die()
+                train(model, local._optimizer, rank, [step])
+    except commlayer.PeerLostError:
+        return "gone", []
+    peers = dist.new_group(local.ranks[rank % 2 :: 2], use_local_synchronization=True)
+    with begin(model, min_sites=1, group=peers) as local:
+        train(model, local._optimizer, rank, range(9))
+        assert local.ranks == [0, 1, 4, 5]
+    return "went on", [float(each.sum()) for each in model.parameters()]
+
+
+def test_the_sites_that_live_train_on_in_another_local_steps() -> None:
+    found = ranks.results(ranks.outcomes(again, 6, environ=ranks.UDP), {2})
+    assert found[3][0] == "gone"
+    assert found[0] == found[1] == found[4] == found[5]
+    assert found[0][0] == "went on"
+
+
 def bits(rank: int, size: int, layout: str, min_sites: int | None) -> list[float]:
     ranks.init(rank, size)
     model = site_model(layout, rank, 2)
