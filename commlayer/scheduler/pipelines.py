@@ -114,7 +114,7 @@ def recomputed(order: Order, ranks: Container[int]) -> list[list[Action]]:
             [action._replace(kind="R"), action] if action.kind in repeats and action.part == 0 else [action]
             for action in actions
         )
-        found.append([each for pair in pairs for each in pair])
+        found.append([action for pair in pairs for action in pair])
     return found
 
 
@@ -129,7 +129,9 @@ def sliced(actions: Sequence[Action], slices: int) -> list[Action]:
         if action.kind in ("F", "B"):
             first = action.microbatch * slices
             numbers = range(first, first + slices)
-            order += [action._replace(microbatch=each) for each in (numbers if action.kind == "F" else numbers[::-1])]
+            order += [
+                action._replace(microbatch=number) for number in (numbers if action.kind == "F" else numbers[::-1])
+            ]
     return order
 
 

@@ -111,7 +111,7 @@ def test_torchs_zero_bubble_is_ours() -> None:
         stage = mock.create_autospec(PipelineStage, instance=True)
         stage.group_rank, stage.group_size, stage.num_stages, stage.submod = 0, ranks, ranks, None
         theirs = actions_of(ScheduleInterleavedZeroBubble([stage], microbatches))
-        computations = [[each for each in actions if not each.kind.startswith("SEND")] for actions in theirs]
+        computations = [[action for action in actions if not action.kind.startswith("SEND")] for actions in theirs]
         assert computations == zero_bubble(ranks, microbatches)
 
 
