@@ -6,12 +6,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import commlayer
 from tests import ranks
+from tests.drawn import alike
 from tests.slices import Job, Stage, mean_loss, nested_of, pair_of, sum_loss
 
 Make = Callable[[Job, int, int, Any], tuple[Any, list[Stage]]]
@@ -110,10 +111,7 @@ def test_losses_and_gradients_are_those_of_whole_sequences(size: int, wire: dict
 
 
 def _random_programs(rank: int, size: int) -> None:
-    @settings(
-        max_examples=8, derandomize=True, database=None, deadline=None, phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )  # fmt: skip
+    @alike(8)
     @given(jobs(size), st.integers(0, 1 << 20))
     def trial(drawn: tuple[str, Job], seed: int) -> None:
         name, job = drawn
