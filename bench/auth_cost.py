@@ -16,7 +16,9 @@ from typing import Any
 
 from bench.harness.matrix import ROOT, measure
 from bench.harness.options import options
+from bench.harness.page import markdown
 from bench.harness.results import read_results, write_results
+from bench.harness.turns import rotated
 
 RESULTS = ROOT / "bench/results/auth_cost.json"
 AUTHS = ("off", "header", "full")
@@ -46,31 +48,29 @@ def ratios(rounds: list[dict[str, dict[str, Any]]], auth: str) -> list[float]:
     return [medians[auth]["p50_us"] / medians["off"]["p50_us"] for medians in rounds]
 
 
-def row(case: str, auth: str, rounds: list[dict[str, dict[str, Any]]]) -> str:
-    """One line of the table, as Markdown."""
+def row(case: str, auth: str, rounds: list[dict[str, dict[str, Any]]]) -> list[str]:
+    """One line of the table."""
     figures = sorted(ratios(rounds, auth))
     p50_us = statistics.median(medians[auth]["p50_us"] for medians in rounds)
     quarter = len(figures) // 4
     spread = f"{figures[quarter]:.3f} to {figures[-1 - quarter]:.3f}"
-    return f"| {case} | {auth} | {p50_us:.0f} | {statistics.median(figures):.3f} | {spread} |"
+    return [case, auth, f"{p50_us:.0f}", f"{statistics.median(figures):.3f}", spread]
 
 
 def main() -> int:
     """0 if the default keeps its limits, else 1."""
     arguments = options(__doc__, only=CASES, rounds=7).parse_args()
     kept = read_results(RESULTS, {"schema": 1, "cases": {}})
-    lines = ["| all-reduce | auth | median, us | over off | quartiles |", "|---|---|---|---|---|"]
-    good = True
+    lines, good = [], True
     for case in arguments.only or CASES:
         rounds: list[dict[str, dict[str, Any]]] = []
         for number in range(arguments.rounds):
-            order = [AUTHS[(number + i) % len(AUTHS)] for i in range(len(AUTHS))]
-            rounds.append({auth: run(case, auth) for auth in order})
+            rounds.append({auth: run(case, auth) for auth in rotated(AUTHS, number)})
             print(f"{case}, round {number + 1}: " + ", ".join(f"{a} {rounds[-1][a]['p50_us']:.0f} us" for a in AUTHS))
         kept["cases"][case] = rounds
         lines += [row(case, auth, rounds) for auth in AUTHS]
         good = good and statistics.median(ratios(rounds, "full")) <= LIMITS.get(case, math.inf)
-    print("\n".join(lines))
+    print(markdown(["all-reduce", "auth", "median, us", "over off", "quartiles"], lines))
     write_results(RESULTS, kept)
     return 0 if good else 1
 

@@ -1,10 +1,10 @@
 """Training with compressed gradients beside gloo at its best, on links of several rates.
 
-    python -m bench.compression                    steps at all rates (about an hour; the links need root)
-    python -m bench.compression --only 100         one rate in Mbit/s, merged into the kept results
-    python -m bench.compression --train --only 100 time to a validation loss at this rate, with `auto`
-    python -m bench.compression --quick            one round, 100 Mbit/s; keeps nothing
-    python -m bench.compression --table            only the tables of the kept results
+    python -m bench.compression                     steps at all rates (about an hour; the links need root)
+    python -m bench.compression --only 100          one rate in Mbit/s, merged into the kept results
+    python -m bench.compression --train --only 100  time to a validation loss at this rate, with `auto`
+    python -m bench.compression --quick             one round, 100 Mbit/s; keeps nothing
+    python -m bench.compression --table             only the tables of the kept results
 
 The job is that of docs/training.md: 4 hosts, 1.07 M parameters, AdamW. All systems take turns: a round runs each of
 them once, and each round begins with another one. Bytes are those that the kernel counts on the interface of rank 0,
@@ -15,6 +15,7 @@ bench/results/compression.json, the tables of docs/compression.md and docs/compr
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import statistics
 import sys
@@ -22,10 +23,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from bench.harness.curves import plot
+from bench.harness.driver import Benchmark, Content
 from bench.harness.options import options
-from bench.harness.page import write_between
-from bench.harness.results import read_results, today, write_results
-from bench.jobs.training import ROOT, Job, Log, measure
+from bench.harness.page import markdown, measured_on
+from bench.harness.results import today
+from bench.harness.turns import by_system, in_turns
+from bench.jobs.training import ROOT, Job, Log, measure_all
 from bench.jobs.virtual_ranks import PACKET_BYTES
 from bench.time_to_loss import MODEL, SEEDS, TARGET_LOSS, TRAINING, time_to_loss
 from commlayer.compress.codec import ENCODED, FINE
@@ -125,14 +128,6 @@ def _is_plain(system: str) -> bool:
     return system.startswith("gloo") and "PowerSGD" not in system
 
 
-def by_system(network: dict[str, Any]) -> dict[str, list[Log]]:
-    """The logs of a network's runs by system."""
-    runs: dict[str, list[Log]] = {}
-    for log in network["runs"]:
-        runs.setdefault(log["job"]["system"], []).append(log)
-    return runs
-
-
 def _ratio(theirs: Sequence[float | None], ours: Sequence[float | None]) -> str:
     """The median ratio of two systems' times, by seed."""
     pairs = zip(theirs, ours, strict=True)
@@ -141,12 +136,11 @@ def _ratio(theirs: Sequence[float | None], ours: Sequence[float | None]) -> str:
 
 
 def _training(network: dict[str, Any]) -> list[str]:
-    runs = by_system(network)
+    runs = by_system(network["runs"])
     times = {system: [time_to_loss(log, TARGET_LOSS) for log in logs] for system, logs in runs.items()}
-    lines = [
-        "| system | time to loss (s) | range | best 16-bit gloo / this | best gloo / this | final loss | MB sent |",
-        "|---" * 7 + "|",
-    ]
+    columns = ["system", "time to loss (s)", "range", "best 16-bit gloo / this", "best gloo / this", "final loss"]
+    columns.append("MB sent")
+    rows = []
     median_s = {system: statistics.median(time_s or math.inf for time_s in times[system]) for system in runs}
     gloo = [system for system in runs if system.startswith("gloo")]
     best = [min(systems, key=median_s.__getitem__) for systems in (list(filter(_is_plain, gloo)), gloo)]
@@ -161,18 +155,17 @@ def _training(network: dict[str, Any]) -> list[str]:
             f"{statistics.fmean(log['validations'][-1][2] for log in logs):.4f}",
             f"{statistics.median(sum(log['sent_bytes']) for log in logs) / 1e6:.0f}",
         ]
-        lines.append(f"| {' | '.join(cells)} |")
-    about, log = network["machine"], network["runs"][0]
+        rows.append(cells)
+    log = network["runs"][0]
     conditions = (
         f"Time to a validation loss of {TARGET_LOSS}, median of {len(next(iter(runs.values())))} seeds of "
-        f"{log['job']['steps']} steps. Measured {network['measured']}, load average {about['load_average']} at the "
-        f"start, commit {about['git_commit']}."
+        f"{log['job']['steps']} steps. {measured_on(network)}"
     )
-    return ["\n".join(lines), conditions]
+    return [markdown(columns, rows), conditions]
 
 
 def _network(name: str, network: dict[str, Any]) -> list[str]:
-    runs = by_system(network)
+    runs = by_system(network["runs"])
     steps = {system: per_step(logs, "step_s") for system, logs in runs.items()}
     rate = int(name.split()[0])
     best = min(filter(_is_plain, steps), key=lambda system: statistics.median(steps[system]))
@@ -186,7 +179,7 @@ def _network(name: str, network: dict[str, Any]) -> list[str]:
         "CPU (ms)",
         "target",
     ]
-    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    rows = []
     for system, values in steps.items():
         median, codec = statistics.median(values), system.removeprefix("commlayer, ")
         ratios = [a / b for a, b in zip(steps[best], values, strict=True)]
@@ -205,46 +198,57 @@ def _network(name: str, network: dict[str, Any]) -> list[str]:
             f"{statistics.median(per_step(runs[system], 'cpu_s')) * 1e3:.0f}",
             verdict,
         ]
-        lines.append(f"| {' | '.join(cells)} |")
-    log, about = network["runs"][0], network["machine"]
+        rows.append(cells)
+    log = network["runs"][0]
     computing = statistics.median(
         run["forward_s"] + run["backward_s"] + run["update_s"] for run in network["runs"] if run["forward_s"]
     )
     conditions = (
         f"{log['parameters']:,} parameters, {log['ranks']} ranks, medians of {len(steps[best])} interleaved rounds of "
-        f"{STEPS - WARM_UP} steps; {computing * 1e3:.0f} ms of a step are computation. Measured {network['measured']} "
-        f"on {about['cores']} cores of {about['cpu']}, {about['kernel']}, torch {about['torch']}, load average "
-        f"{about['load_average']} at the start, commit {about['git_commit']}."
+        f"{STEPS - WARM_UP} steps; {computing * 1e3:.0f} ms of a step are computation. {measured_on(network)}"
     )
-    return ["\n".join(lines), conditions]
+    return [markdown(columns, rows), conditions]
 
 
-def in_turns(rounds: int) -> list[Job]:
+def steps_of(rounds: int) -> list[Job]:
     """Every system in every round."""
-    jobs = [dataclasses.replace(job, steps=STEPS, validation_batch=1, **MODEL) for job in SYSTEMS]
-    return [job for i in range(rounds) for job in jobs[i % len(jobs) :] + jobs[: i % len(jobs)]]
+    return in_turns([dataclasses.replace(job, steps=STEPS, validation_batch=1, **MODEL) for job in SYSTEMS], rounds)
 
 
 def trainings(loss: float) -> list[Job]:
     """Every system with every seed; each seed begins with another system."""
-    systems = (PLAIN[loss], *TRAINED)
-    return [
-        dataclasses.replace(job, seed=seed, **TRAINING)
-        for i, seed in enumerate(SEEDS)
-        for job in systems[i % len(systems) :] + systems[: i % len(systems)]
-    ]
+    jobs = in_turns((PLAIN[loss], *TRAINED), len(SEEDS))
+    seeds = [seed for seed in SEEDS for _ in range(1 + len(TRAINED))]
+    return [dataclasses.replace(job, seed=seed, **TRAINING) for job, seed in zip(jobs, seeds, strict=True)]
 
 
 def measure_network(name: str, rate_mbit_s: int, loss: float, jobs: list[Job]) -> dict[str, Any]:
-    """Raises RuntimeError if a job did not run."""
+    """Raises BenchError if a job did not run."""
     link = Link(rate_bps=rate_mbit_s * 1e6, loss=loss)
     scenario = Scenario(hosts=HOSTS, nics=(link,), tcp_congestion_control=("cubic", "bbr"))
     about = machine.facts()
     print(f"## {name}: {len(jobs)} runs", flush=True)
-    runs = measure(scenario, jobs, LOGS, name=name.replace(" ", "_").replace("/", "_per_"))
-    if len(runs) < len(jobs):
-        raise RuntimeError(f"{name}: only {len(runs)} of {len(jobs)} runs ended")
+    runs = measure_all(scenario, jobs, LOGS, name=name.replace(" ", "_").replace("/", "_per_"))
     return {"network": scenario.table, "runs": runs, "machine": about, "measured": today()}
+
+
+def in_order(content: Content) -> Content:
+    """The networks that were measured, as the page has them."""
+    names = [kind + name for kind in KINDS for rate in RATES_MBIT_S for name in names_at(rate)]
+    return {name: content[name] for name in names if name in content}
+
+
+def pictures(content: Content) -> None:
+    """Draws the trainings of each rate."""
+    for rate in RATES_MBIT_S:
+        trained = {
+            name: by_system(content[KINDS[1] + name]["runs"]) for name in names_at(rate) if KINDS[1] + name in content
+        }
+        if trained:
+            plot(trained, TARGET_LOSS, PAGE.with_name(f"compression_{rate}.png"))
+
+
+BENCHMARK = Benchmark(RESULTS, PAGE, lambda content: {"results": tables(in_order(content))}, picture=pictures)
 
 
 def main() -> int:
@@ -252,30 +256,17 @@ def main() -> int:
     parser = options(__doc__, only=RATES_MBIT_S, rounds=ROUNDS, quick="one round at 100 Mbit/s", table=True)
     parser.add_argument("--link-loss", type=float, choices=LOSSES, help="share of packets that links lose")
     parser.add_argument("--train", action="store_true", help="time to a loss instead of steps")
-    arguments = parser.parse_args()
-    content: dict[str, Any] = {} if arguments.quick else read_results(RESULTS, {})
-    if arguments.quick:
-        content[name_of(100, 0.0)] = measure_network(name_of(100, 0.0), 100, 0.0, in_turns(1))
-        print(tables(content))
-        return 0
-    for rate in () if arguments.table else arguments.only or RATES_MBIT_S:
-        for loss in LOSSES if arguments.link_loss is None else (arguments.link_loss,):
-            name = KINDS[arguments.train] + name_of(rate, loss)
-            jobs = trainings(loss) if arguments.train else in_turns(arguments.rounds)
-            try:
-                content[name] = measure_network(name, rate, loss, jobs)
-            except RuntimeError as error:
-                print(error, file=sys.stderr)
-                return 2
-            write_results(RESULTS, content)
-    names = [kind + name for kind in KINDS for rate in RATES_MBIT_S for name in names_at(rate)]
-    content = {name: content[name] for name in names if name in content}
-    write_between(PAGE, results=tables(content))
-    for rate in RATES_MBIT_S:
-        trained = {name: by_system(content[KINDS[1] + name]) for name in names_at(rate) if KINDS[1] + name in content}
-        if trained:
-            plot(trained, TARGET_LOSS, PAGE.with_name(f"compression_{rate}.png"))
-    return 0
+    asked = parser.parse_args()
+    losses = LOSSES if asked.link_loss is None else (asked.link_loss,)
+    cases = [(100, 0.0)] if asked.quick else list(itertools.product(asked.only or RATES_MBIT_S, losses))
+
+    def measure(content: Content, case: tuple[int, float]) -> None:
+        rate, loss = case
+        name = KINDS[asked.train] + name_of(rate, loss)
+        jobs = trainings(loss) if asked.train else steps_of(1 if asked.quick else asked.rounds)
+        content[name] = measure_network(name, rate, loss, jobs)
+
+    return BENCHMARK.main(asked, cases, measure)
 
 
 if __name__ == "__main__":

@@ -152,7 +152,7 @@ def report_join(shards: int, megabytes: float, trained: float, mbit: float, comp
         f"while it listened ({len(listening) - 1} steps): median {statistics.median(listening[1:] or [0]):.3f} s; "
         f"afterwards {statistics.median(both[1:]):.3f} s; longest step {pause:.3f} s; "
         f"joiner ready {joiner['ready'] - joiner['asked']:.2f} s after it asked; equal: "
-        f"{len({(rank % shards, each['sum']) for rank, each in enumerate(results)}) == shards}"
+        f"{len({(rank % shards, result['sum']) for rank, result in enumerate(results)}) == shards}"
     )
 
 
@@ -320,8 +320,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if given.case == "kill":
         report_kill(given.mbit, 0.05, 40, given.rounds)
         return
-    equal, by_speed = (ranks.run(shares, len(SLOWNESS), each) for each in (False, True))
-    slowest = [max(step_s for step_s, _ in each) for each in (equal, by_speed)]
+    equal, by_speed = (ranks.run(shares, len(SLOWNESS), is_by_speed) for is_by_speed in (False, True))
+    slowest = [max(step_s for step_s, _ in times) for times in (equal, by_speed)]
     print(
         f"speeds 1, 1, 1, 1/2; batch {BATCH}: equal shares {slowest[0]:.4f} s per step; shares {by_speed[0][1]} "
         f"{slowest[1]:.4f} s: {slowest[0] / slowest[1]:.2f}x (limit 1.75)"

@@ -11,8 +11,8 @@ GPUs as the scheduler gives it:
 - ones: that of ONES (Bian et al., SC'21, arXiv 2108.03645), without its growth of batches. Schedules evolve: each is a
   job per GPU; they are mutated, crossed, and packed by hosts. The best has the least sum of remaining time x GPUs.
 
-Growing and shrinking costs what `commlayer.elastic` needs, or torchrun's restart (`python -m bench.elastic`). All times
-are simulated. Nothing is kept.
+Growing and shrinking costs what `commlayer.elastic` needs, or torchrun's restart (`python -m bench.elastic kill`). All
+times are simulated. Nothing is kept.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ class Pauses:
 
 
 PAUSES = {"elastic": Pauses(8.0, 0.13, restarts=False), "restart": Pauses(8.7, 0.0, restarts=True)}
-"""By `python -m bench.elastic`: the pause of a join; torchrun's restart, nearly all of it the start of processes."""
+"""By `python -m bench.elastic join` and `kill`: the pause of a join; torchrun's restart, nearly all of it the start of
+processes."""
 
 
 @dataclasses.dataclass
@@ -137,12 +138,15 @@ def placed(wanted: Mapping[int, int], runs: Mapping[int, Run]) -> Allocation:
     """GPUs for so many per job: those that it has, then whole hosts, then what is left."""
     found = {number: list(runs[number].gpus[:count]) for number, count in wanted.items()}
     free = set(range(GPUS)) - {gpu for gpus in found.values() for gpu in gpus}
-    for number, count in sorted(wanted.items(), key=lambda each: -each[1]):
+    for number, count in sorted(wanted.items(), key=lambda wish: -wish[1]):
         while len(found[number]) < count:
             room = Counter(gpu // GPUS_PER_HOST for gpu in free)
             own = {gpu // GPUS_PER_HOST for gpu in found[number]}
             missing = count - len(found[number])
-            host = max(room, key=lambda each: (each in own, min(room[each], missing), -room[each], -each))
+            host = max(
+                room,
+                key=lambda candidate: (candidate in own, min(room[candidate], missing), -room[candidate], -candidate),
+            )
             found[number].append(min(gpu for gpu in free if gpu // GPUS_PER_HOST == host))
             free.remove(found[number][-1])
     return {number: tuple(gpus) for number, gpus in found.items()}
@@ -160,9 +164,7 @@ def fifo(runs: Mapping[int, Run], _now_s: float, _pauses: Pauses) -> Allocation:
 
 def shortest(runs: Mapping[int, Run], _now_s: float, _pauses: Pauses) -> Allocation:
     wanted: dict[int, int] = {}
-    for number, run in sorted(
-        runs.items(), key=lambda each: each[1].left * each[1].job.step_s(range(each[1].job.asked))
-    ):
+    for number, run in sorted(runs.items(), key=lambda run: run[1].left * run[1].job.step_s(range(run[1].job.asked))):
         if sum(wanted.values()) + run.job.asked <= GPUS:
             wanted[number] = run.job.asked
     return placed(wanted, runs)
@@ -192,16 +194,18 @@ class Ones:
             return {}
         owners = {gpu: number for number, run in runs.items() for gpu in run.gpus}
         begun = [[owners.get(gpu) for gpu in range(GPUS)], *self._population]
-        self._population = [self._refresh(each, runs) for each in begun]
+        self._population = [self._refresh(candidate, runs) for candidate in begun]
         for _ in range(self.GENERATIONS):
             children = []
             for _ in range(self.POPULATION):
                 one, other = (self._draw.choice(self._population) for _ in range(2))
                 child = [self._draw.choice(pair) for pair in zip(one, other, strict=True)]
-                child = [None if self._draw.random() < 0.1 else each for each in child]
+                child = [None if self._draw.random() < 0.1 else gene for gene in child]
                 child = self._refresh(child, runs)
                 children += [child, sorted(child, key=list(dict.fromkeys(child)).index)]  # each job's side by side
-            ranked = sorted([*self._population, *children], key=lambda each: self._score(each, runs, now_s, pauses))
+            ranked = sorted(
+                [*self._population, *children], key=lambda candidate: self._score(candidate, runs, now_s, pauses)
+            )
             self._population = ranked[: self.POPULATION]
         return _allocation(self._population[0])
 

@@ -35,6 +35,8 @@ from numpy.typing import NDArray
 
 import commlayer
 from bench.harness import turns
+from bench.harness.driver import BenchError, Benchmark
+from bench.harness.page import markdown, measured_on
 from bench.harness.results import today
 from bench.harness.turns import ROOT, Log, in_turns, spread
 from commlayer.tools.bench import machine
@@ -146,7 +148,7 @@ def run_job(job: Log, _: Log) -> Log:
 
 
 def measure(rounds: int, slower: float, *, short: bool) -> dict[str, Any]:
-    """All systems and traces, in turns. Raises RuntimeError if a rank failed, or rows differ."""
+    """All systems and traces, in turns. Raises BenchError if a rank failed, or rows differ."""
     scenario = Scenario(hosts=HOSTS, nics=(Link(rate_bps=RATE_BPS / slower),))
     about, steps = machine.facts(), QUICK_STEPS if short else STEPS
     jobs = [
@@ -156,7 +158,7 @@ def measure(rounds: int, slower: float, *, short: bool) -> dict[str, Any]:
     for trace in (ZIPF, WORDS, ALL):
         digests = {log["digest"] for log in runs if log["job"]["trace"] == trace}
         if len(digests) != 1:
-            raise RuntimeError(f"{trace}: the rows differ between runs: {digests}")
+            raise BenchError(f"{trace}: the rows differ between runs: {digests}")
     return {"schema": 1, "network": scenario.table, "runs": runs, "machine": about, "measured": today()}
 
 
@@ -171,7 +173,7 @@ def hits_of(log: Log, system: str) -> list[str]:
 
 def table(content: dict[str, Any]) -> str:
     runs: list[Log] = content["runs"]
-    lines = []
+    rows = []
     for trace in (ZIPF, WORDS, ALL):
         found = turns.by_system([log for log in runs if log["job"]["trace"] == trace])
         bytes_of = {system: statistics.median(log["sent_bytes"] for log in logs) for system, logs in found.items()}
@@ -180,24 +182,23 @@ def table(content: dict[str, Any]) -> str:
             cells = [trace, f"{one['rows']:,}", f"{one['unique']:.0f}", system, *hits_of(one, system)]
             cells += [f"{bytes_of[system] / 1e3:.1f}", f"{bytes_of[WITHOUT] / bytes_of[system]:.2f}x"]
             cells.append(f"{statistics.median(log['wire_bytes'] for log in logs) / 1e3:.1f}")
-            lines.append([*cells, spread(steps, 1e3, ".1f"), f"{max(log['busy'] for log in logs):.0%}"])
+            rows.append([*cells, spread(steps, 1e3, ".1f"), f"{max(log['busy'] for log in logs):.0%}"])
     columns = ["trace", "rows", "rows used by a batch", "system", "hits", "of Belady's", "limit"]
     columns += ["KB sent per step", "fewer", "with headers", "step (ms)", "CPU busy"]
-    text = "\n".join(f"| {' | '.join(cells)} |" for cells in (columns, ["---"] * len(columns), *lines))
     rounds = len({id(log) for log in runs if log["job"] == runs[0]["job"]})
-    return text + (
+    return markdown(columns, rows) + (
         f"\n\nRows of {WIDTH} float32, {ACCESSES} accesses per batch, {CACHE:.1%} of the rows in the cache, lookahead "
         f"{LOOKAHEAD}, {HOSTS} hosts with links of {RATE_BPS / 1e6:g} Mbit/s, a computation of {COMPUTE_S * 1e3:g} ms. "
         f"Bytes: of all hosts; rows, gradients, their numbers and orders. Limit: how many fewer rows Belady's choice "
         f"fetches. All runs of a trace end with the same rows, bit by bit. "
-        f"{turns.about_rounds(rounds)} {turns.measured_on(content, 'embedding')}"
+        f"{turns.about_rounds(rounds)} {measured_on(content, 'embedding')}"
     )
 
 
 def main() -> int:
     """0; ends with 2 if a rank failed, or rows differ."""
     parsed = turns.parser(__doc__, ROUNDS).parse_args()
-    return turns.keep(parsed, RESULTS, PAGE, measure, lambda found: {"embedding": table(found)}, run_job)
+    return turns.main(parsed, Benchmark(RESULTS, PAGE, lambda found: {"embedding": table(found)}), measure, run_job)
 
 
 if __name__ == "__main__":

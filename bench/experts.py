@@ -30,6 +30,8 @@ from torch import Tensor
 
 import commlayer
 from bench.harness import turns
+from bench.harness.driver import Benchmark
+from bench.harness.page import markdown, measured_on
 from bench.harness.results import today
 from bench.harness.turns import ROOT, Log, in_turns, spread
 from commlayer.tools.bench import machine
@@ -109,7 +111,7 @@ def run_job(job: Log, _: Log) -> Log:
 
 
 def measure(rounds: int, slower: float, *, short: bool) -> dict[str, Any]:
-    """All systems and routings, in turns. Raises RuntimeError if a rank failed."""
+    """All systems and routings, in turns. Raises BenchError if a rank failed."""
     scenario = Scenario(hosts=4, nics=(Link(rate_bps=RATE_BPS / slower),), ranks_per_host=2)
     about = machine.facts()
     routings = (UNIFORM,) if short else (UNIFORM, SKEWED)
@@ -136,28 +138,22 @@ def table(content: dict[str, Any]) -> str:
             rows.append([*cells, f"{max(log['busy'] for log in logs):.0%}"])
     columns = ["routing", "system", "KB sent by a host", "fewer", "exchange (ms)", "commlayer's all-to-all / it"]
     columns += ["gloo's / it", "CPU busy"]
-    lines = [f"| {' | '.join(cells)} |" for cells in (columns, ["---"] * len(columns), *rows)]
     rate_bps = content["network"]["nic"][0]["rate_bps"]
     rounds = len({id(log) for log in runs if log["job"] == runs[0]["job"]})
-    return "\n".join(lines) + (
+    return markdown(columns, rows) + (
         f"\n\nA step sends {TOKENS} tokens of each rank, {WIDTH} values in bfloat16, to {K} of {EXPERTS} experts and "
         f"back, between 4 hosts of 2 ranks with links of {rate_bps / 1e6:g} Mbit/s. Bytes: of host 0, with headers. "
         f"{turns.about_rounds(rounds)} CPU: the largest share of any round, other processes included; all ranks share "
-        f"these processors, so exchange times include the waits for them. {turns.measured_on(content, 'experts')}"
+        f"these processors, so exchange times include the waits for them. {measured_on(content, 'experts')}"
     )
 
 
 def main() -> int:
     """0; ends with 2 if a rank failed."""
     parsed = turns.parser(__doc__, ROUNDS).parse_args()
-    return turns.keep(
-        parsed,
-        RESULTS,
-        PAGE,
-        measure,
-        lambda found: {"experts": table(found)},
-        run_job,
-        backend=lambda job: "gloo" if job["system"] == GLOO else "commlayer",
+    benchmark = Benchmark(RESULTS, PAGE, lambda found: {"experts": table(found)})
+    return turns.main(
+        parsed, benchmark, measure, run_job, backend=lambda job: "gloo" if job["system"] == GLOO else "commlayer"
     )
 
 

@@ -10,6 +10,7 @@ transports get the same plans, messages and background; a seed changes the backg
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -20,9 +21,9 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from bench.harness.driver import BenchError, Benchmark, Content
 from bench.harness.options import options
-from bench.harness.page import write_between
-from bench.harness.results import read_results, write_results
+from bench.harness.page import markdown
 
 ROOT = Path(__file__).parents[1]
 PROGRAM = ROOT / "build/test/fabric/simulate"
@@ -106,12 +107,12 @@ def command(case: Case, transport: str, seed: int, quick: bool, tree: Path = ROO
 
 
 def run(case: Case, transport: str, seed: int, quick: bool, tree: Path = ROOT) -> Result:
-    """One run. Raises RuntimeError if the program fails."""
+    """One run. Raises BenchError if the program fails."""
     done = subprocess.run(command(case, transport, seed, quick, tree), capture_output=True, text=True)
     if done.returncode == 1:
         return {"unfinished": done.stderr.strip()}
     if done.returncode != 0:
-        raise RuntimeError(f"fabric: {case.what}, {transport}, seed {seed}: {done.stderr.strip()}")
+        raise BenchError(f"fabric: {case.what}, {transport}, seed {seed}: {done.stderr.strip()}")
     result: Result = json.loads(done.stdout)
     return result
 
@@ -156,8 +157,8 @@ def table(cases: Cases) -> str:
 
 def urgent(cases: Cases) -> str:
     """Mean time of the bucket needed first, and of the whole step, for steps with several buckets."""
-    names = ("workload", "transport", "seeds", "first bucket, us", "vs DCTCP", "whole step, us")
-    lines = [f"| {' | '.join(names)} | vs DCTCP |", "|---" * 7 + "|"]
+    names = ("workload", "transport", "seeds", "first bucket, us", "vs DCTCP", "whole step, us", "vs DCTCP")
+    lines = []
     for name, case in CASES.items():
         base: tuple[float, float] | None = None
         for transport in case.transports if "," in case.shapes else ():
@@ -169,14 +170,15 @@ def urgent(cases: Cases) -> str:
             for place, value in enumerate(values):
                 cells += [f"{value:.0f}", change(value, base[place]) if base else ""]
             base = base or values
-            lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+            lines.append(cells)
+    return markdown(names, lines)
 
 
 def counters(cases: Cases) -> str:
     """Packet counters, warm-up included, summed over the seeds."""
-    names = ("workload", "transport", "packets", "marked", "dropped selectively", "dropped, no room", "sent again")
-    lines = [f"| {' | '.join(names)} | timeouts | short background flows p99, us |", "|---" * 9 + "|"]
+    names = ["workload", "transport", "packets", "marked", "dropped selectively", "dropped, no room", "sent again"]
+    names += ["timeouts", "short background flows p99, us"]
+    lines = []
     for name, case in CASES.items():
         for transport in case.transports:
             seeds = [seed for seed in cases.get(name, {}).get(transport, []) if "unfinished" not in seed]
@@ -188,42 +190,37 @@ def counters(cases: Cases) -> str:
             cells.append(str(sum(seed["dctcp"]["timeouts"] for seed in seeds)))
             flows = [seed["background_short"]["p99_us"] for seed in seeds if seed["background_short"]["count"]]
             cells.append(f"{mean(flows):.0f}" if flows else "")
-            lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+            lines.append(cells)
+    return markdown(names, lines)
 
 
-def write_page(cases: Cases) -> None:
-    """Writes the tables into the page. Raises ValueError if it lacks a marker."""
-    write_between(PAGE, fabric="\n\n".join([table(cases), urgent(cases), counters(cases)]))
+BENCHMARK = Benchmark(
+    RESULTS, PAGE, lambda cases: {"fabric": "\n\n".join([table(cases), urgent(cases), counters(cases)])}
+)
 
 
 def main() -> int:
-    """0, or 2 if the program has not been built."""
+    """0, or 2 if the program has not been built, or fails."""
     parser = options(__doc__, only=CASES, seeds=3, quick="24 hosts, one seed", table=True)
     parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) // 2), help="runs at a time")
-    arguments = parser.parse_args()
-    kept: Cases = read_results(RESULTS, {})
-    if arguments.table:
-        write_page(kept)
-        return 0
-    if not PROGRAM.exists() or not PLANS.exists():
+    asked = parser.parse_args()
+    if not asked.table and not (PROGRAM.exists() and PLANS.exists()):
         print(f"{PROGRAM} or {PLANS} is missing: build them with `make fabric`", file=sys.stderr)
         return 2
-    seeds = range(1, 2 if arguments.quick else arguments.seeds + 1)
-    work = [(name, t, seed) for name in arguments.only or CASES for t in CASES[name].transports for seed in seeds]
-    cases: Cases = {}
-    with ThreadPoolExecutor(arguments.jobs) as pool:
-        done = pool.map(lambda one: run(CASES[one[0]], one[1], one[2], arguments.quick), work)
-        for (name, transport, seed), result in zip(work, done, strict=True):
-            cases.setdefault(name, {}).setdefault(transport, []).append(result)
-            print(f"{name}, {transport}, seed {seed}: {result.get('unfinished', 'done')}", file=sys.stderr, flush=True)
-    if arguments.quick:
-        print(table(cases), urgent(cases), sep="\n\n")
-        return 0
-    kept |= cases
-    write_results(RESULTS, kept)
-    write_page(kept)
-    return 0
+    seeds = range(1, 2 if asked.quick else asked.seeds + 1)
+
+    def measure(content: Content, name: str) -> None:
+        case, found = CASES[name], dict[str, list[Result]]()
+        work = list(itertools.product(case.transports, seeds))
+        with ThreadPoolExecutor(asked.jobs) as pool:
+            done = pool.map(lambda one: run(case, one[0], one[1], asked.quick), work)
+            for (transport, seed), result in zip(work, done, strict=True):
+                found.setdefault(transport, []).append(result)
+                ended = result.get("unfinished", "done")
+                print(f"{name}, {transport}, seed {seed}: {ended}", file=sys.stderr, flush=True)
+        content[name] = found
+
+    return BENCHMARK.main(asked, asked.only or CASES, measure)
 
 
 if __name__ == "__main__":

@@ -42,15 +42,15 @@ from bench.fidelity import (
     STEPS,
     VALIDATE_AT,
     VALIDATION_WINDOWS,
+    facts,
 )
+from bench.harness.driver import Benchmark, Content
 from bench.harness.equivalence import Equivalence
 from bench.harness.options import options
-from bench.harness.page import write_between
-from bench.harness.results import read_results, today, write_results
+from bench.harness.results import today
 from bench.jobs.training import ROOT, hold_out, learning_rate_share
 from bench.jobs.virtual_ranks import EncodedAverage
 from commlayer.compress.codec import CodecPair
-from commlayer.tools.bench import machine
 from examples.train_gpt import Block, Gpt, draw_batch, standard_library_text
 
 RESULTS = ROOT / "bench/results/fidelity_tp.json"
@@ -235,7 +235,7 @@ def table(content: dict[str, Any]) -> str:
         last = by_step[-1]
         cells = [
             system.name,
-            *(f"{each.mean:+.4f}" for each in by_step),
+            *(f"{equivalence.mean:+.4f}" for equivalence in by_step),
             f"{last.error:.4f}",
             f"{last.low:+.4f} to {last.high:+.4f}",
             f"{last.p:.1g}",
@@ -253,37 +253,36 @@ def table(content: dict[str, Any]) -> str:
     return "\n".join([*lines, "", below])
 
 
-def measure(content: dict[str, Any], seeds: Sequence[int]) -> None:
-    """Trains what the results lack, seed by seed, and writes them after each."""
+def measure(content: Content, seed: int) -> None:
+    """Trains the systems that the results lack with a seed."""
     runs = content.setdefault("runs", [])
-    about = machine.facts()  # taken before the results, a tracked file, change
-    for seed in seeds:
-        done = {log["system"] for log in runs if log["seed"] == seed}
-        start_s = time.perf_counter()
-        runs += [train(system, seed) for system in SYSTEMS if system.name not in done]
-        content.update(machine=about, measured=today())
-        write_results(RESULTS, content)
-        print(f"seed {seed}: {time.perf_counter() - start_s:.0f} s", flush=True)
+    done = {log["system"] for log in runs if log["seed"] == seed}
+    start_s, about = time.perf_counter(), facts()
+    runs += [train(system, seed) for system in SYSTEMS if system.name not in done]
+    content |= {"machine": about, "measured": today()}
+    print(f"seed {seed}: {time.perf_counter() - start_s:.0f} s", flush=True)
+
+
+def is_equivalent(content: Content) -> bool:
+    """Whether the test shows equivalence."""
+    lines = [line for line in table(content).splitlines() if line.startswith(f"| {TESTED.name} |")]
+    return bool(lines) and all("| equivalent |" in line for line in lines)
+
+
+BENCHMARK = Benchmark(RESULTS, PAGE, lambda content: {"tp": table(content)}, is_good=is_equivalent)
 
 
 def main() -> int:
-    """0; after a measurement, 1 unless the test shows equivalence."""
-    arguments = options(__doc__, seeds=len(SEEDS), quick="one seed, few steps", table=True).parse_args()
+    """0, or 1 unless the test shows equivalence."""
+    asked = options(__doc__, seeds=len(SEEDS), quick="one seed, few steps", table=True).parse_args()
     torch.set_num_threads(1)
-    if arguments.quick:
+    if asked.quick:
         for system in SYSTEMS:
             start_s = time.perf_counter()
             loss = train(system, SEEDS[0], 20)["losses"]["20"]
             print(f"{system.name}: {loss:.4f}, {(time.perf_counter() - start_s) / 20 * 1e3:.1f} ms per step")
         return 0
-    content: dict[str, Any] = read_results(RESULTS, {})
-    if not arguments.table:
-        measure(content, SEEDS[: arguments.seeds])
-    write_between(PAGE, tp=table(content))
-    print(table(content))
-    if arguments.table:
-        return 0
-    return 0 if f"| {TESTED.name} |" in table(content) and "| equivalent |" in table(content).splitlines()[3] else 1
+    return BENCHMARK.main(asked, SEEDS[: asked.seeds], measure)
 
 
 if __name__ == "__main__":

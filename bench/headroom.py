@@ -20,9 +20,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.harness.driver import Benchmark, Content
 from bench.harness.options import options
-from bench.harness.page import write_between
-from bench.harness.results import read_results, write_results
 from commlayer.tools.bench import machine
 from commlayer.tools.headroom.command import Options, measure
 from commlayer.tools.job.trial import run_trial
@@ -105,15 +104,15 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def write(kept: Mapping[str, Any]) -> None:
-    """Writes the table of the page."""
+def tables(kept: Mapping[str, Any]) -> dict[str, str]:
+    """The table of the page."""
     names = ", ".join(f"`{name}`" for name in kept["settings"])
     off = statistics.fmean(abs(row["share"] - row["got"]) for row in kept["rows"])
     about = (
-        f"\nFour ranks; settings: {names}. The mean difference of prediction and best setting is {off:.1%} of a step. "
+        f"Four ranks; settings: {names}. The mean difference of prediction and best setting is {off:.1%} of a step. "
         f"{kept['machine']['cpu']}, {kept['machine']['cores']} cores."
     )
-    write_between(PAGE, measured=f"{table(kept['rows'])}\n{about}")
+    return {"measured": f"{table(kept['rows'])}\n\n{about}"}
 
 
 def say(text: str) -> None:
@@ -121,24 +120,24 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+BENCHMARK = Benchmark(RESULTS, PAGE, tables, is_good=lambda kept: all(map(is_near, kept["rows"])))
+
+
 def main() -> int:
     """Exit status: 1 if a prediction is not near."""
-    given = options(__doc__, only=CASES, quick="fewer steps and settings", table=True).parse_args()
-    if given.table:
-        write(read_results(RESULTS))
-        return 0
+    asked = options(__doc__, only=CASES, quick="fewer steps and settings", table=True).parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.chdir(ROOT)
-    settings = SETTINGS[-2:] if given.quick else SETTINGS
-    settled = {"steps": 2 if given.quick else 3, "rounds": 2, "warmup": WARMUP}
-    cases = [CASES[name] for name in given.only or CASES]
-    rows = [run(case, settings, settled) for case in cases]
-    print(table(rows))
-    if not given.quick and not given.only:
-        kept = {"machine": machine.facts(), "settings": settings, "rows": rows}
-        write_results(RESULTS, kept)
-        write(kept)
-    return 0 if all(is_near(row) for row in rows) else 1
+    settings = SETTINGS[-2:] if asked.quick else SETTINGS
+    settled = {"steps": 2 if asked.quick else 3, "rounds": 2, "warmup": WARMUP}
+
+    def measure(kept: Content, name: str) -> None:
+        row = run(CASES[name], settings, settled)
+        rows = {other["case"]: other for other in (*kept.get("rows", ()), row)}
+        ordered = [rows[case.title] for case in CASES.values() if case.title in rows]
+        kept |= {"machine": machine.facts(), "settings": settings, "rows": ordered}
+
+    return BENCHMARK.main(asked, asked.only or CASES, measure)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from bench.harness.options import options
 from tests import ranks
 from tests.pipelines import Block, compare, compare_late, usual
 
@@ -62,6 +63,7 @@ def compare_all(rank: int, size: int) -> None:
 
 def main() -> int:
     """0, 1 if a comparison failed, or 2."""
+    options(__doc__).parse_args()
     if shutil.which("g++") is None and shutil.which("clang++") is None:
         print("inductor needs a C++ compiler: install g++", file=sys.stderr)
         return 2

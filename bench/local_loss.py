@@ -35,6 +35,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 import statistics
 import sys
 import time
@@ -58,11 +59,13 @@ from bench.fidelity import (
     STEPS,
     VALIDATION_WINDOWS,
     Replicas,
+    facts,
 )
+from bench.harness.driver import Benchmark, Content
 from bench.harness.equivalence import Equivalence
 from bench.harness.options import options
-from bench.harness.page import write_between
-from bench.harness.results import read_results, today, write_results
+from bench.harness.page import markdown, measured_on
+from bench.harness.results import today, write_results
 from bench.jobs.training import ROOT, hold_out, learning_rate_share
 from bench.jobs.virtual_ranks import mean_into
 from bench.jobs.virtual_sites import VirtualSites
@@ -70,7 +73,6 @@ from commlayer import Fine
 from commlayer.frontend.local.outer import Outer
 from commlayer.frontend.local.rounds import Form
 from commlayer.frontend.local.turns import Turns
-from commlayer.tools.bench import machine
 from examples.train_gpt import draw_batch, standard_library_text
 
 RESULTS = ROOT / "bench/results/local_loss.json"
@@ -170,8 +172,8 @@ class Trainers:
                 torch.optim.AdamW(others, lr=lr, fused=True),
             ]
         self._schedules = [
-            torch.optim.lr_scheduler.LambdaLR(each, lambda step: learning_rate_share(step, steps))
-            for each in self._optimizers
+            torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: learning_rate_share(step, steps))
+            for optimizer in self._optimizers
         ]
 
     def step(self, gradients: Tensor) -> None:
@@ -216,17 +218,17 @@ def train(name: str, optimizer: str, seed: int, systems: Sequence[System], steps
                     made = VirtualSites(own, system.turns, Outer.default(system.turns), form)
                     sites[i] = stack.enter_context(made)
             draws = [draw_batch(text, CONTEXT, BATCH, (seed * 100_000 + step) * RANKS + rank) for rank in range(RANKS)]
-            inputs, targets = (torch.stack(each).repeat(len(systems), 1, 1) for each in zip(*draws, strict=True))
+            inputs, targets = (torch.stack(tensors).repeat(len(systems), 1, 1) for tensors in zip(*draws, strict=True))
             gradients = replicas.gradients_of_rows(rows, inputs, targets)
-            for system, each, own_rows in zip(systems, sites, gradients.view(len(systems), RANKS, -1), strict=True):
-                averaged(system, own_rows, is_local=each is not None)
+            for system, site, own_rows in zip(systems, sites, gradients.view(len(systems), RANKS, -1), strict=True):
+                averaged(system, own_rows, is_local=site is not None)
             trainers.step(gradients)
-            for each in sites:
-                if each is not None:
-                    each.step()
-        for each in sites:
-            if each is not None:
-                each.leave()
+            for site in sites:
+                if site is not None:
+                    site.step()
+        for site in sites:
+            if site is not None:
+                site.leave()
     losses = replicas.validate(*windows, every=RANKS)
     about = {"model": name, "optimizer": optimizer, "seed": seed, "steps": steps}
     return [{**about, **system._asdict(), "loss": loss} for system, loss in zip(systems, losses, strict=True)]
@@ -236,29 +238,27 @@ def system_of(log: Log) -> System:
     return System(**{field: log[field] for field in System._fields if field in log})
 
 
-def measure(content: dict[str, Any], part: Mapping[tuple[str, str], Sequence[System]], seeds: Sequence[int]) -> None:
-    """Trains what the results lack of a part of the table, by model and optimizer, and writes them after each batch."""
+def measure(content: Content, case: tuple[int, str, str], systems: Sequence[System]) -> None:
+    """Trains what the results lack of these systems: with a seed, a model and an optimizer, and exactly in all
+    lengths."""
+    seed, name, optimizer = case
     runs = content.setdefault("runs", [])
-    about = machine.facts()  # taken before the results, a tracked file, change
-    for seed in seeds:
-        for (name, optimizer), systems in part.items():
-            for steps in LENGTHS:
-                done = {
-                    system_of(log)
-                    for log in runs
-                    if (log["model"], log["optimizer"], log["seed"], log["steps"]) == (name, optimizer, seed, steps)
-                }
-                wanted = [EXACT, *systems] if steps == STEPS else [EXACT]
-                for rate in RATES:
-                    todo = [each for each in wanted if each not in done and each.rate == rate]
-                    if not todo:
-                        continue
-                    start_s = time.perf_counter()
-                    runs += train(name, optimizer, seed, todo, steps)
-                    content |= {"machine": about, "measured": today()}
-                    write_results(RESULTS, content)
-                    took = f"{len(todo)} of {steps} steps in {time.perf_counter() - start_s:.0f} s"
-                    print(f"seed {seed}, {name}, {optimizer}, rate {rate:g}: {took}", flush=True)
+    for steps, rate in itertools.product(LENGTHS, RATES):
+        done = {
+            system_of(log)
+            for log in runs
+            if (log["model"], log["optimizer"], log["seed"], log["steps"]) == (name, optimizer, seed, steps)
+        }
+        wanted = [EXACT, *systems] if steps == STEPS else [EXACT]
+        todo = [system for system in wanted if system not in done and system.rate == rate]
+        if not todo:
+            continue
+        start_s, about = time.perf_counter(), facts()
+        runs += train(name, optimizer, seed, todo, steps)
+        content |= {"machine": about, "measured": today()}
+        write_results(RESULTS, content)  # a case takes long
+        took = f"{len(todo)} of {steps} steps in {time.perf_counter() - start_s:.0f} s"
+        print(f"seed {seed}, {name}, {optimizer}, rate {rate:g}: {took}", flush=True)
 
 
 def exact_steps_for(loss: float, by_steps: Mapping[int, float]) -> float | None:
@@ -293,19 +293,19 @@ class Row(NamedTuple):
         own = {log["seed"]: log["loss"] for log in runs if system_of(log) == system and log["steps"] == STEPS}
         seeds = [seed for seed in sorted(own) if set(LENGTHS) <= set(exact.get(seed, ()))]
         steps = [exact_steps_for(own[seed], exact[seed]) for seed in seeds]
-        factors = [None if each is None else STEPS / each for each in steps]
+        factors = [None if step is None else STEPS / step for step in steps]
         return Row(system, seeds, [own[seed] - exact[seed][STEPS] for seed in seeds], factors) if seeds else None
 
     @property
     def factor(self) -> float | None:
         """The mean; None if a seed has none."""
-        known = [each for each in self.factors if each is not None]
+        known = [factor for factor in self.factors if factor is not None]
         return statistics.fmean(known) if len(known) == len(self.factors) else None
 
     @property
     def cells(self) -> list[str]:
         system, most = self.system, STEPS / LENGTHS[0]
-        factors = ", ".join(f"above {most:g}" if each is None else f"{each:.2f}" for each in self.factors)
+        factors = ", ".join(f"above {most:g}" if factor is None else f"{factor:.2f}" for factor in self.factors)
         if system.every:
             outer = Outer.default(system.turns)
             cells = [str(system.every), str(system.fragments), str(system.delay), system.codec]
@@ -338,19 +338,17 @@ def table(content: Mapping[str, Any]) -> str:
             if not rows:
                 parts.append(f"### {name}, {optimizer}\n\nNot measured.")
                 continue
-            lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
-            lines += [f"| {' | '.join(row.cells)} |" for row in rows]
             found = max(len(row.seeds) for row in rows)
             missing = len(systems_of(EVERY, STARTS)) - len(rows)
             sentence = f"{found} of {len(SEEDS)} seeds. {missing} rows were not measured."
-            parts.append("\n".join([f"### {name}, {optimizer}", "", *lines, "", sentence]))
-    about = content.get("machine")
-    if about:
-        parts.append(
-            f"Measured {content['measured']} on {about['cpu']}, torch {about['torch']}, commit {about['git_commit']}. "
-            "Generated by `bench/local_loss.py` from `bench/results/local_loss.json`."
-        )
+            made = markdown(columns, [row.cells for row in rows])
+            parts.append(f"### {name}, {optimizer}\n\n{made}\n\n{sentence}")
+    if "machine" in content:
+        parts.append(measured_on(content, "local_loss"))
     return "\n\n".join(parts)
+
+
+BENCHMARK = Benchmark(RESULTS, PAGE, lambda content: {"losses": table(content)})
 
 
 def main() -> int:
@@ -366,20 +364,17 @@ def main() -> int:
     systems = systems_of(
         arguments.only or EVERY, arguments.start or STARTS, arguments.rate or RATES, is_usual=arguments.usual
     )
-    kinds = [(name, each) for name in arguments.model or MODELS for each in arguments.optimizer or OPTIMIZERS]
+    kinds = list(itertools.product(arguments.model or MODELS, arguments.optimizer or OPTIMIZERS))
     if arguments.quick:
         for name, optimizer in kinds:
-            start_s, few = time.perf_counter(), [EXACT, *(each for each in systems_of(EVERY[:2], (0,), (1.0,)))]
+            start_s, few = time.perf_counter(), [EXACT, *systems_of(EVERY[:2], (0,), (1.0,))]
             logs = train(name, optimizer, SEEDS[0], few, 20)
             took_s = (time.perf_counter() - start_s) / 20 / len(few)
             print(f"{name}, {optimizer}: {took_s * 1e3:.1f} ms per step and system")
             print(*(f"{system_of(log)}: {log['loss']:.4f}" for log in logs), sep="\n")
         return 0
-    content: dict[str, Any] = read_results(RESULTS, {})
-    if not arguments.table:
-        measure(content, dict.fromkeys(kinds, systems), SEEDS[: arguments.seeds])
-    write_between(PAGE, losses=table(content))
-    return 0
+    cases = [(seed, *kind) for seed in SEEDS[: arguments.seeds] for kind in kinds]
+    return BENCHMARK.main(arguments, cases, lambda content, case: measure(content, case, systems))
 
 
 if __name__ == "__main__":

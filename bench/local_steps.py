@@ -28,19 +28,18 @@ bench/results/local_steps.json and tables of docs/local_bench.md.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from bench import local_loss
 from bench.harness import turns
+from bench.harness.driver import Benchmark, Content
 from bench.harness.options import options
-from bench.harness.page import write_between
-from bench.harness.results import read_results, today, write_results
+from bench.harness.page import markdown, measured_on
+from bench.harness.results import read_results, today
 from bench.harness.turns import ROOT, Log, by_system, in_turns
 from bench.jobs import training
 from bench.jobs.local_steps import STALL_EVERY, Job, train
@@ -159,12 +158,10 @@ def trainings() -> list[training.Job]:
 
 
 def measure_training(rate: str) -> dict[str, Any]:
-    """The trainings at a rate. Raises RuntimeError if one failed."""
+    """The trainings at a rate. Raises BenchError if one failed."""
     scenario = Scenario(HOSTS, (Link(rate_bps=int(rate) * 1e6),), tcp_congestion_control=("cubic", "bbr"))
-    about, jobs = machine.facts(), trainings()
-    runs = training.measure(scenario, jobs, turns.LOGS, name=f"local_training.{rate}")
-    if len(runs) < len(jobs):
-        raise RuntimeError(f"{rate} Mbit/s: only {len(runs)} of {len(jobs)} trainings ended")
+    about = machine.facts()
+    runs = training.measure_all(scenario, trainings(), turns.LOGS, name=f"local_training.{rate}")
     kept = [{**log, "step_s": [], "cpu_s": [], "sent_bytes": sum(log["sent_bytes"])} for log in runs]
     return {"network": scenario.table, "runs": kept, "machine": about, "measured": today()}
 
@@ -175,7 +172,7 @@ def _trained(name: str, network: Mapping[str, Any]) -> list[str]:
     state = next(log for log in runs if log["job"]["system"] == STATE)
     columns = ["system", "steps", "exact first", "seconds", "MB sent", "final loss", "difference to gloo's"]
     columns += ["best gloo / this, seconds", "with state / this"]
-    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    rows = []
     for log in runs:
         steps, seconds, loss = log["validations"][-1]
         cells = [
@@ -188,15 +185,12 @@ def _trained(name: str, network: Mapping[str, Any]) -> list[str]:
             f"{loss - gloo['validations'][-1][2]:+.4f}",
             *(f"{other['validations'][-1][1] / seconds:.2f}" for other in (gloo, state)),
         ]
-        lines.append(f"| {' | '.join(cells)} |")
-    about = network["machine"]
+        rows.append(cells)
     conditions = (
         f"{Scenario.from_table(network['network'])}. {runs[0]['parameters']:,} parameters; one seed. Ratios of seconds "
-        f"are times to a loss only where the difference is 0 or below. Measured {network['measured']} on "
-        f"{about['cores']} cores of {about['cpu']}, torch {about['torch']}, load average {about['load_average']} at "
-        f"the start, commit {about['git_commit']}."
+        f"are times to a loss only where the difference is 0 or below. {measured_on(network)}"
     )
-    return [f"### {name}", "\n".join(lines), conditions]
+    return _page(name, columns, rows, conditions)
 
 
 def name_of(every: int) -> str:
@@ -204,7 +198,7 @@ def name_of(every: int) -> str:
 
 
 def measure_case(case: str, rounds: int, *, short: bool = False) -> dict[str, Any]:
-    """The results of a case by the name of its network. Raises RuntimeError if a rank failed."""
+    """The results of a case by the name of its network. Raises BenchError if a rank failed."""
     found = {}
     is_of_two = case == SITES_OF_TWO
     special = {
@@ -229,11 +223,6 @@ def measure_case(case: str, rounds: int, *, short: bool = False) -> dict[str, An
         runs.sort(key=lambda log: order[log["job"]["system"]])
         found[name] = {"network": scenario.table, "runs": runs, "machine": about, "measured": today()}
     return found
-
-
-def serve(request: Path, written: Path) -> None:
-    """Runs the jobs on each rank, once: mostly they sleep and wait, so that a load beside them changes little."""
-    turns.serve(request, written, lambda job: str(job["backend"]), lambda job, _: train(Job(**job)), repeats=0)
 
 
 def mean_s(logs: Sequence[Log]) -> list[float]:
@@ -273,15 +262,6 @@ def _factor(log: Log, losses: Mapping[str, Any]) -> float | None:
     return 1.0 if "all stay exact" in log["words"] else factor_of(losses, log["every"])
 
 
-def _measured(network: Mapping[str, Any]) -> str:
-    """When, and on which machine."""
-    about = network["machine"]
-    return (
-        f"Measured {network['measured']} on {about['cores']} cores of {about['cpu']}, {about['kernel']}, torch "
-        f"{about['torch']}, load average {about['load_average']} at the start, commit {about['git_commit']}."
-    )
-
-
 def _network(name: str, network: Mapping[str, Any], losses: Mapping[str, Any]) -> list[str]:
     runs = by_system(network["runs"])
     steps = {system: mean_s(logs) for system, logs in runs.items()}
@@ -289,15 +269,15 @@ def _network(name: str, network: Mapping[str, Any], losses: Mapping[str, Any]) -
     columns = ["system", "mean step (ms)", "range", "median", "p99", "MB sent per step", "share of computation"]
     columns += ["best gloo / this", "hook, auto / this", "with state / this", "factor of steps"]
     columns += ["time to a loss: best gloo / this", "with state / this", "busy CPU"]
-    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    rows = []
     for system, values in steps.items():
-        each = [seconds for log in runs[system] for seconds in log["step_s"]]
+        all_s = [seconds for log in runs[system] for seconds in log["step_s"]]
         cells = [
             system + f" (H {runs[system][0]['every']})" * (system in (LOCAL_AUTO, LOCAL_CODEC)),
             f"{statistics.median(values) * 1e3:.1f}",
             f"{min(values) * 1e3:.1f} to {max(values) * 1e3:.1f}",
-            f"{statistics.median(each) * 1e3:.1f}",
-            f"{percentile(each, 0.99) * 1e3:.1f}",
+            f"{statistics.median(all_s) * 1e3:.1f}",
+            f"{percentile(all_s, 0.99) * 1e3:.1f}",
             f"{statistics.median(log['sent_bytes'] for log in runs[system]) / 1e6:.3f}",
             f"{statistics.median(steps[ALONE]) / statistics.median(values):.1%}",
         ]
@@ -309,21 +289,19 @@ def _network(name: str, network: Mapping[str, Any], losses: Mapping[str, Any]) -
             cells += ["", "", ""] if factor is None else [
                 f"{factor:.2f}", *(_ratio(steps[other], values, factor) for other in (gloo, STATE))
             ]  # fmt: skip
-        lines.append(f"| {' | '.join([*cells, turns.busy_cell(runs[system])])} |")
+        rows.append([*cells, turns.busy_cell(runs[system])])
     sleep_s = network["runs"][0]["job"]["step_s"]
     words = runs[LOCAL_AUTO][0]["words"].splitlines()[0]
     best = f" The best gloo is `{gloo}`." if gloo else ""
     conditions = (
         f"{Scenario.from_table(network['network'])}. {sleep_s * 1e3:.0f} ms of a step are a sleep. "
-        f"{len(steps[ALONE])} rounds in turns.{best} `explain()` of `auto`: `{words}`. {_measured(network)}"
+        f"{len(steps[ALONE])} rounds in turns.{best} `explain()` of `auto`: `{words}`. {measured_on(network)}"
     )
-    return [f"### {name}", "\n".join(lines), conditions]
+    return _page(name, columns, rows, conditions)
 
 
 def _page(name: str, columns: Sequence[str], rows: Sequence[Sequence[str]], conditions: str) -> list[str]:
-    lines = [f"| {' | '.join(cells)} |" for cells in (columns, *rows)]
-    lines.insert(1, "|---" * len(columns) + "|")
-    return [f"### {name}", "\n".join(lines), conditions]
+    return [f"### {name}", markdown(columns, rows), conditions]
 
 
 def _speeds(name: str, network: Mapping[str, Any]) -> list[str]:
@@ -352,7 +330,7 @@ def _speeds(name: str, network: Mapping[str, Any]) -> list[str]:
     conditions = (
         f"{Scenario.from_table(network['network'])}. A step is a sleep of {job['step_s'] * 1e3:.0f} ms, and of "
         f"{job['step_s'] / min(job['speeds']) * 1e3:.0f} ms on the slow site; H is {job['local']['every']}. "
-        f"The limit is {sum(job['speeds']) / len(job['speeds']) / min(job['speeds']):.2f}. {_measured(network)}"
+        f"The limit is {sum(job['speeds']) / len(job['speeds']) / min(job['speeds']):.2f}. {measured_on(network)}"
     )
     return _page(name, columns, rows, conditions)
 
@@ -378,7 +356,7 @@ def _stalls(name: str, network: Mapping[str, Any]) -> list[str]:
     conditions = (
         f"{Scenario.from_table(network['network'])}. A step is a sleep of {job['step_s'] * 1e3:.0f} ms; every "
         f"{STALL_EVERY} of its steps, one site sleeps for {job['stall_s']:g} s more. H is {job['local']['every']}. The "
-        f"share of computation is that of `{LEVEL}` divided by this. {_measured(network)}"
+        f"share of computation is that of `{LEVEL}` divided by this. {measured_on(network)}"
     )
     return _page(name, columns, rows, conditions)
 
@@ -403,7 +381,7 @@ def _torchft(name: str, network: Mapping[str, Any]) -> list[str]:
     sleep_s = network["runs"][0]["job"]["step_s"]
     conditions = (
         f"{Scenario.from_table(network['network'])}. {sleep_s * 1e3:.0f} ms of a step are a sleep. "
-        f"{len(steps[ALONE])} rounds in turns. {_measured(network)}"
+        f"{len(steps[ALONE])} rounds in turns. {measured_on(network)}"
     )
     return _page(name, columns, rows, conditions)
 
@@ -425,31 +403,34 @@ def table(content: Mapping[str, Any], losses: Mapping[str, Any]) -> str:
     return "\n\n".join(parts) or "Nothing was measured."
 
 
+def tables_of(content: Content) -> dict[str, str]:
+    """The part of the page, with the factors of steps that another benchmark measured."""
+    return {"steps": table(content, read_results(local_loss.RESULTS, {}))}
+
+
+BENCHMARK = Benchmark(RESULTS, PAGE, tables_of)
+
+
 def main() -> int:
     """0; 2 if a run failed."""
-    parser = options(__doc__, only=(*CASES, TORCHFT), rounds=ROUNDS, quick="one round at 100 Mbit/s", table=True)
+    parser = options(
+        __doc__, only=(*CASES, TORCHFT), rounds=ROUNDS, quick="one round at 100 Mbit/s", table=True, ranks=True
+    )
     parser.add_argument("--train", action="store_true", help="trainings end to end, instead of steps")
-    parser.add_argument("--rank", nargs=2, type=Path, metavar=("JOBS", "LOGS"), help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.rank:
-        serve(*arguments.rank)
+    asked = parser.parse_args()
+    if asked.rank:  # once: mostly jobs sleep and wait, so that a load beside them changes little
+        turns.serve(asked.rank, lambda job: str(job["backend"]), lambda job, _: train(Job(**job)), repeats=0)
         return 0
-    cases = ["100"] if arguments.quick else arguments.only or (TRAINED_AT if arguments.train else CASES)
-    for case in () if arguments.table else cases:
-        try:
-            if arguments.train:
-                found = {f"{TRAINING}{case} Mbit/s": measure_training(case)}
-            else:
-                found = measure_case(case, 1 if arguments.quick else arguments.rounds, short=arguments.quick)
-        except RuntimeError as error:
-            print(error, file=sys.stderr)
-            return 2
-        if arguments.quick:
-            print(table(found, {}))
-            return 0
-        write_results(RESULTS, read_results(RESULTS, {}) | found)
-    write_between(PAGE, steps=table(read_results(RESULTS, {}), read_results(local_loss.RESULTS, {})))
-    return 0
+
+    def measure(content: Content, case: str) -> None:
+        if asked.train:
+            content[f"{TRAINING}{case} Mbit/s"] = measure_training(case)
+        else:
+            content |= measure_case(case, 1 if asked.quick else asked.rounds, short=asked.quick)
+
+    return BENCHMARK.main(
+        asked, ["100"] if asked.quick else asked.only or (TRAINED_AT if asked.train else CASES), measure
+    )
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.harness.options import options
-from bench.harness.page import write_between
+from bench.harness.page import markdown, write_between
 
 ROOT = Path(__file__).parents[1]
 LAYOUTS = {
@@ -106,14 +106,14 @@ def are_equal(measured: Sequence[tuple[Run, list[float]]]) -> bool:
 
 def table(measured: Sequence[tuple[Run, list[float]]]) -> str:
     """A row per run."""
-    lines = ["| layout | backend | `--segments` | `--clip` | first loss | last loss | difference |"]
-    lines.append("|---|---|---|---|---|---|---|")
+    columns = ["layout", "backend", "`--segments`", "`--clip`", "first loss", "last loss", "difference"]
+    rows = []
     for (run, losses), difference in zip(measured, differences(measured), strict=True):
         shown = "-" if run.is_reference else f"{difference:.1g}" if difference else "0"
         backend = f"{run.backend}, by host" if run.by_host else run.backend
         cells = [run.layout, backend, run.segments, f"{run.clip:g}", f"{losses[0]:.6f}", f"{losses[-1]:.6f}", shown]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        rows.append(cells)
+    return markdown(columns, rows)
 
 
 def main() -> None:

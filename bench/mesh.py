@@ -34,6 +34,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 import commlayer
 from bench.harness import turns
+from bench.harness.driver import Benchmark
+from bench.harness.page import markdown, measured_on
 from bench.harness.results import today
 from bench.harness.turns import ROOT, Log, busy_cell, in_turns, slowed, spread, step_s, verdict
 from commlayer.planner import Layout, Mesh, Transformer
@@ -142,7 +144,7 @@ def network(slower: float) -> Scenario:
 
 
 def measure(rounds: int, slower: float, *, short: bool) -> dict[str, Any]:
-    """All systems. Raises RuntimeError if a rank failed."""
+    """All systems. Raises BenchError if a rank failed."""
     scenario, about = network(slower), machine.facts()
     jobs = [Job(system, tokens, 1 if short else STEPS) for tokens in TOKENS for system in SYSTEMS]
     request = {"jobs": [dataclasses.asdict(job) for job in in_turns(jobs, rounds)]}
@@ -161,39 +163,39 @@ def table(content: dict[str, Any]) -> str:
     for log in content["runs"]:
         found.setdefault((log["job"]["tokens"], log["job"]["system"]), []).append(log)
     columns = ["tokens", *(f"{system} (ms)" for system in SYSTEMS), "CPU busy", "better / 3-D", "of bytes", "to show"]
-    lines = [f"| {' | '.join([*columns, 'shown'])} |", "|---" * (len(columns) + 1) + "|"]
+    columns.append("shown")
+    rows = []
     for tokens, count in TOKENS.items():
         logs = [found[tokens, system] for system in SYSTEMS]
         ratios = [min(step_s(one), step_s(sharded)) / step_s(three) for one, sharded, three in zip(*logs, strict=True)]
-        of_bytes = min(received_bytes(each, count) for each in SYSTEMS[:2]) / received_bytes(THREE, count)
+        of_bytes = min(received_bytes(system, count) for system in SYSTEMS[:2]) / received_bytes(THREE, count)
         middle = statistics.median(ratios)
         is_at = tokens == AT
         wanted = f"≥ {TARGET:.2f} (limit {LIMIT:.2f})" if is_at else "below 1"
         cells = [
             tokens,
-            *(spread([step_s(log) for log in each], 1e3, ".0f") for each in logs),
-            busy_cell([log for each in logs for log in each]),
+            *(spread([step_s(log) for log in runs], 1e3, ".0f") for runs in logs),
+            busy_cell([log for runs in logs for log in runs]),
             spread(ratios, 1, ".2f"),
             f"{of_bytes:.2f}",
             wanted,
             verdict(middle >= TARGET if is_at else middle < 1, *logs),
         ]
-        lines.append(f"| {' | '.join(cells)} |")
+        rows.append(cells)
     rounds = len(found[AT, THREE])
     text = (
         f"h = {WIDTH}, float32, one layer without attention. Better: the faster one of 1-D and FSDP. Of bytes: the "
         f"same ratio by the formulas above. Links as in: {Scenario.from_table(content['network'])}. "
-        f"{turns.about_rounds(rounds)} CPU: the largest share of any round. {turns.measured_on(content, 'mesh')}"
+        f"{turns.about_rounds(rounds)} CPU: the largest share of any round. {measured_on(content, 'mesh')}"
     )
-    return "\n".join([*lines, "", text])
+    return f"{markdown(columns, rows)}\n\n{text}"
 
 
 def main() -> int:
     """0; ends with 2 if a run failed."""
     parsed = turns.parser(__doc__, ROUNDS).parse_args()
-    return turns.keep(
-        parsed, RESULTS, PAGE, measure, lambda found: {"mesh": table(found)}, lambda job, _: train(Job(**job))
-    )
+    benchmark = Benchmark(RESULTS, PAGE, lambda found: {"mesh": table(found)})
+    return turns.main(parsed, benchmark, measure, lambda job, _: train(Job(**job)))
 
 
 if __name__ == "__main__":

@@ -32,8 +32,9 @@ from typing import Any
 
 from bench.harness import turns
 from bench.harness.bars import Bar, draw
-from bench.harness.page import write_between
-from bench.harness.results import today, write_results
+from bench.harness.driver import Benchmark
+from bench.harness.page import markdown, measured_on
+from bench.harness.results import today
 from bench.harness.turns import PAGE, ROOT, Log, by_system, in_turns, slowed, spread, step_s
 from bench.jobs import ddp_model
 from bench.jobs.data_parallel import (
@@ -91,18 +92,14 @@ def model_s(job: Job, costs: ddp_model.Costs) -> float:
     return ddp_model.predict(SYSTEMS[job.system], LAYERS, job.layers_per_bucket, costs).step_s
 
 
-def serve(request: Path, written: Path) -> None:
-    """Runs the jobs on each rank."""
-
-    def run(given: Log, content: Log) -> Log:
-        job = Job(**given)
-        return (measure_costs if job.system in (COSTS, COSTS_GLOO) else train)(job, content["width"])
-
-    turns.serve(request, written, lambda given: Job(**given).backend, run)
+def run_job(given: Log, content: Log) -> Log:
+    """A job on each rank."""
+    job = Job(**given)
+    return (measure_costs if job.system in (COSTS, COSTS_GLOO) else train)(job, content["width"])
 
 
 def measure(scenario: Scenario, jobs: Sequence[Job], name: str) -> list[Log]:
-    """Runs the jobs in the emulated network. Raises RuntimeError if a rank failed."""
+    """Runs the jobs in the emulated network. Raises BenchError if a rank failed."""
     request = {"width": width_of(scenario, jobs[0].forward_s), "jobs": [dataclasses.asdict(job) for job in jobs]}
     return turns.measure(scenario, "bench.overlap", request, name)
 
@@ -156,13 +153,13 @@ class Measured:
         return f"{ratio:.3f}" + " (**no**)" * (abs(ratio - 1) > ddp_model.ERROR_MAX)
 
 
-def row_of(measured: Measured, system: str) -> str:
+def row_of(measured: Measured, system: str) -> list[str]:
     """A row of the table."""
     logs, ours, job = measured.logs[system], measured.logs[OURS], measured.job(system)
     steps, predicted_s = measured.steps(system), measured.model_s(system)
     ratios = [one / other for one, other in zip(steps, measured.ours, strict=True)]
     limit, target = ideal_s(job) / ideal_s(measured.job(OURS)), TARGETS.get(system)
-    cells = [
+    return [
         system,
         ", ".join(filter(None, [f"{job.layers_per_bucket} layers per bucket", job.tcp_cc])),
         spread(steps, 1e3, ".0f"),
@@ -174,7 +171,6 @@ def row_of(measured: Measured, system: str) -> str:
         "" if system == OURS else (f"≥ {target:.2f} " if target else "") + f"(limit {limit:.2f})",
         "" if target is None else turns.verdict(statistics.median(ratios) >= target, logs, ours),
     ]
-    return f"| {' | '.join(cells)} |"
 
 
 def table(content: dict[str, Any]) -> str:
@@ -182,17 +178,16 @@ def table(content: dict[str, Any]) -> str:
     measured = Measured(content)
     columns = ["system", "configuration", "step (ms)", "ideal (ms)", "model (ms)", "step / model", "CPU busy"]
     columns += ["its step / ours", "target", "reached"]
-    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
-    lines += [row_of(measured, system) for system in measured.systems]
+    rows = [row_of(measured, system) for system in measured.systems]
     network, forward_ms = Scenario.from_table(content["network"]), measured.job(OURS).forward_s * 1e3
     conditions = (
         f"{LAYERS} equal layers of {content['width']}x{content['width']} values, {forward_ms:g} ms forward and "
         f"{2 * forward_ms:g} ms backward each, by sleeping. Network: {network}. Ideal: without any overhead. Model: "
         f"from measured costs; **no**: more than {ddp_model.ERROR_MAX:.0%} off. "
         f"{turns.about_rounds(len(measured.ours))} CPU: the largest share of any round. "
-        f"{turns.measured_on(content, 'overlap')}"
+        f"{measured_on(content, 'overlap')}"
     )
-    return "\n".join(lines) + "\n\n" + conditions
+    return f"{markdown(columns, rows)}\n\n{conditions}"
 
 
 def picture(content: dict[str, Any]) -> None:
@@ -206,7 +201,7 @@ def picture(content: dict[str, Any]) -> None:
 
 
 def measure_ddp(count: int, slower: float, *, short: bool) -> dict[str, Any]:
-    """Tunes and measures, in `count` rounds. Raises RuntimeError if a rank failed."""
+    """Tunes and measures, in `count` rounds. Raises BenchError if a rank failed."""
     scenario, about = slowed(Scenario.read(SCENARIO), slower), machine.facts()
     jobs, tuning = tuned(scenario, FORWARD_S * slower, short=short)
     first = [Job(COSTS_GLOO, 1, jobs[0].tcp_cc, 2, FORWARD_S * slower), Job(COSTS, 1, None, 2, FORWARD_S * slower)]
@@ -237,20 +232,10 @@ def main() -> int:
     parser.add_argument("--ddp", action="store_true", help="measure DDP")
     turns.add_trace(parser)
     arguments = parser.parse_args()
-    if arguments.rank:
-        serve(*arguments.rank)
-        return 0
-    if not (arguments.ddp or arguments.table or arguments.trace):
+    if not (arguments.rank or arguments.ddp or arguments.table or arguments.trace):
         parser.error("name a case: --ddp")
-    content = turns.content_of(arguments, RESULTS, measure_ddp, trace)
-    if content is None:
-        return 0
-    if not arguments.quick:
-        write_results(RESULTS, content)
-        write_between(PAGE, ddp=table(content))
-        picture(content)
-    print(table(content))
-    return 0
+    benchmark = Benchmark(RESULTS, PAGE, lambda found: {"ddp": table(found)}, picture=picture)
+    return turns.main(arguments, benchmark, measure_ddp, run_job, backend=lambda job: Job(**job).backend, trace=trace)
 
 
 if __name__ == "__main__":

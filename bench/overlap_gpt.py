@@ -20,11 +20,12 @@ from typing import Any
 
 from bench.harness import turns
 from bench.harness.bars import Bar, draw
+from bench.harness.driver import WHOLE, Benchmark, Content
 from bench.harness.options import options
-from bench.harness.page import write_between
-from bench.harness.results import read_results, today, write_results
+from bench.harness.page import markdown, measured_on
+from bench.harness.results import today
 from bench.harness.turns import LOGS, PAGE, ROOT, interval, slowed
-from bench.jobs.training import WARM_UP_STEPS, Job, Log, measure
+from bench.jobs.training import WARM_UP_STEPS, Job, Log, measure_all
 from bench.overlap import SCENARIO
 from commlayer.tools.bench import machine
 from commlayer.tools.emulate.scenario import Scenario
@@ -104,7 +105,7 @@ def table(content: dict[str, Any]) -> str:
     assert rate is not None
     columns = ["codec", "computing (ms)", "communication (ms)", "DDP (ms)", "overlap (ms)", "DDP / overlap"]
     columns += ["at most (ms)", "reached"]
-    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    found = []
     for codec, row in rows(content["runs"]).items():
         ours = statistics.median(map(step_s, row.overlapped))
         low, high = interval(row.ratios)
@@ -118,20 +119,14 @@ def table(content: dict[str, Any]) -> str:
             f"{row.target_s(rate) * 1e3:.0f}",
             "yes" if ours <= row.target_s(rate) else "**no**",
         ]
-        lines.append(f"| {' | '.join(cells)} |")
+        found.append(cells)
     log, count = content["runs"][0], len(next(iter(rows(content["runs"]).values())).plain)
     conditions = (
         f"{log['parameters']:,} parameters, {log['ranks']} ranks, buckets of {BUCKET_MB:g} MB. Network: {network}. "
         f"{turns.about_rounds(count)} Target: {SLACK:g} x the longer one of computing and communication, and a bucket. "
-        f"{turns.measured_on(content, 'overlap_gpt')}"
+        f"{measured_on(content, 'overlap_gpt')}"
     )
-    return "\n".join(lines) + "\n\n" + conditions
-
-
-def keep(content: dict[str, Any]) -> None:
-    """Writes the table and the picture."""
-    write_between(PAGE, gpt=table(content))
-    picture(content)
+    return f"{markdown(columns, found)}\n\n{conditions}"
 
 
 def picture(content: dict[str, Any]) -> None:
@@ -147,31 +142,20 @@ def picture(content: dict[str, Any]) -> None:
     draw({"a small GPT on CPUs, by codec; beside the target": bars}, PICTURE, limit="target")
 
 
+BENCHMARK = Benchmark(RESULTS, PAGE, lambda content: {"gpt": table(content)}, picture=picture)
+
+
 def main() -> int:
     """0, or 2 if a run failed."""
-    arguments = options(__doc__, rounds=ROUNDS, quick="one round of few steps, one codec", table=True).parse_args()
-    if arguments.table:
-        keep(read_results(RESULTS))
-        return 0
-    scenario, about = slowed(Scenario.read(SCENARIO), 0.5), machine.facts()
-    codecs, rounds, steps = (CODECS[2:3], 1, 6) if arguments.quick else (CODECS, arguments.rounds, STEPS)
-    jobs = jobs_of(codecs, rounds, steps)
-    runs = measure(scenario, jobs, LOGS, name="gpt")
-    if len(runs) < len(jobs):
-        print(f"only {len(runs)} of {len(jobs)} runs ended", file=sys.stderr)
-        return 2
-    content = {
-        "schema": 1,
-        "network": scenario.table,
-        "runs": runs,
-        "machine": about,
-        "measured": today(),
-    }
-    if not arguments.quick:
-        write_results(RESULTS, content)
-        keep(content)
-    print(table(content))
-    return 0
+    asked = options(__doc__, rounds=ROUNDS, quick="one round of few steps, one codec", table=True).parse_args()
+    codecs, rounds, steps = (CODECS[2:3], 1, 6) if asked.quick else (CODECS, asked.rounds, STEPS)
+
+    def measure(content: Content, _: None) -> None:
+        scenario, about = slowed(Scenario.read(SCENARIO), 0.5), machine.facts()
+        runs = measure_all(scenario, jobs_of(codecs, rounds, steps), LOGS, name="gpt")
+        content |= {"schema": 1, "network": scenario.table, "runs": runs, "machine": about, "measured": today()}
+
+    return BENCHMARK.main(asked, WHOLE, measure)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
 """Step time of a pipeline whose gradients are reduced by `commlayer.pipeline.attach`, beside torch's own schedules.
 
-    python -m bench.overlap_pipeline                  everything (70 minutes; the links need root)
-    python -m bench.overlap_pipeline --only small     one case: large (8 ranks, 35 minutes), small (4 ranks, 19) or
-                                                      sweep (12)
-    python -m bench.overlap_pipeline --rounds 9       more rounds
-    python -m bench.overlap_pipeline --slower 2       half the link rate, twice the time per chunk: half the CPU share
-    python -m bench.overlap_pipeline --quick          one round of the small case with quick chunks; keeps nothing
-    python -m bench.overlap_pipeline --trace out.json a step of the small case, beside the model's; keeps nothing
-    python -m bench.overlap_pipeline --table          only the tables and the picture of the kept results
+    python -m bench.overlap_pipeline                   everything (70 minutes; the links need root)
+    python -m bench.overlap_pipeline --only small      one case: large (8 ranks, 35 minutes), small (4 ranks, 19) or
+                                                       sweep (12)
+    python -m bench.overlap_pipeline --rounds 9        more rounds
+    python -m bench.overlap_pipeline --slower 2        half the link rate, twice the time per chunk: half the CPU share
+    python -m bench.overlap_pipeline --quick           one round of the small case with quick chunks; keeps nothing
+    python -m bench.overlap_pipeline --trace out.json  a step of the small case, beside the model's; keeps nothing
+    python -m bench.overlap_pipeline --table           only the tables and the picture of the kept results
 
 The accelerator is a sleep: every chunk sleeps in its forward pass and twice as long in its backward pass. Messages
 between stages and reductions are real, between emulated hosts. The parameters are as large as makes the reductions a
@@ -29,8 +29,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.harness import turns
-from bench.harness.page import write_between
-from bench.harness.results import read_results, today, write_results
+from bench.harness.driver import Benchmark, Content
+from bench.harness.page import markdown, measured_on
+from bench.harness.results import today
 from bench.harness.turns import PAGE, ROOT, Log, by_system, in_turns, spread, step_s
 from bench.jobs import pipeline_sweep
 from bench.jobs.pipeline_model import exposed, ideal, limit, predict, reduction_s
@@ -66,6 +67,7 @@ LIMIT_S = 300.0
 LARGE = Case("large", ranks=4, replicas=2, microbatches=16, chunks=4, forward_s=0.05, rate_bps=12.5e6, share=0.44)
 SMALL = Case("small", ranks=2, replicas=2, microbatches=16, chunks=4, forward_s=0.025, rate_bps=50e6, share=0.44)
 CASES = {case.name: case for case in (LARGE, SMALL)}
+SWEEP = "sweep"
 LEFT_OUT = {LARGE.name: {FSDP_INTERLEAVED}}
 """Slower than another stock schedule in the small case, and by the model: it would take a sixth of the time."""
 
@@ -106,7 +108,7 @@ def job_of(system: str, *, trace: bool = False) -> dict[str, Any]:
 
 
 def measure(case: Case, names: Sequence[str], rounds: int, *, trace: bool = False) -> dict[str, Any]:
-    """Costs, and the systems in turns. Raises RuntimeError if a rank failed."""
+    """Costs, and the systems in turns. Raises BenchError if a rank failed."""
     about, scenario = machine.facts(), scenario_of(case)
     jobs = [{"system": COSTS}, *in_turns([job_of(name, trace=trace) for name in names], rounds)]
     request = {"case": dataclasses.asdict(case), "values": case.values(scenario), "jobs": jobs}
@@ -178,8 +180,8 @@ def exposed_target(case: Case, name: str) -> float:
     return EXPOSED_TARGETS[name] + exposed_limit(case, name) - exposed_limit(LARGE, name)
 
 
-def rows_of(measured: Measured) -> list[str]:
-    """The table of all systems, as lines of Markdown."""
+def rows_of(measured: Measured) -> str:
+    """The table of all systems, as Markdown."""
     columns = [
         "system",
         "step (s)",
@@ -190,7 +192,7 @@ def rows_of(measured: Measured) -> list[str]:
         "CPU busy",
         "of ranks",
     ]
-    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    rows = []
     for name in SYSTEMS:
         if name not in measured.logs:
             continue
@@ -207,14 +209,14 @@ def rows_of(measured: Measured) -> list[str]:
             turns.busy_cell(measured.logs[name]),
             f"{max(log['of_ranks'] for log in measured.logs[name]):.0%}",
         ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return lines
+        rows.append(cells)
+    return markdown(columns, rows)
 
 
-def verdicts_of(measured: Measured) -> list[str]:
-    """The table of targets, as lines of Markdown."""
+def verdicts_of(measured: Measured) -> str:
+    """The table of targets, as Markdown."""
     columns = ["ours", "over", "ratio", "target", "limit", "model", "reached"]
-    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    rows = []
     case = measured.case
     for names, ours in TARGETS:
         run = [name for name in names if name in measured.logs]
@@ -231,7 +233,7 @@ def verdicts_of(measured: Measured) -> list[str]:
             f"{best_ratio(case, names, ours, measured.costs):.2f}",
             turns.verdict(statistics.median(ratios) >= wanted, measured.logs[best], measured.logs[ours]),
         ]
-        lines.append(f"| {' | '.join(cells)} |")
+        rows.append(cells)
     for name in EXPOSED_TARGETS:
         if not {name, CONTROL} <= measured.logs.keys():
             continue
@@ -246,8 +248,8 @@ def verdicts_of(measured: Measured) -> list[str]:
             f"{exposed(case, reduced_s, unreduced_s, measured.costs):.0%}",
             turns.verdict(statistics.median(shares) <= wanted, measured.logs[name], measured.logs[CONTROL]),
         ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return lines
+        rows.append(cells)
+    return markdown(columns, rows)
 
 
 def table(content: dict[str, Any]) -> str:
@@ -263,9 +265,9 @@ def table(content: dict[str, Any]) -> str:
         f"latency and {costs.action_s * 1e3:.1f} ms per action, as measured before. Exposed: step minus that of the "
         f"same order without reductions, over the reductions. gloo runs on TCP bbr, or on cubic. "
         f"{turns.about_rounds(rounds)} CPU: the largest share of any round, of the machine and of its ranks. "
-        f"{turns.measured_on(content, 'overlap_pipeline')}"
+        f"{measured_on(content, 'overlap_pipeline')}"
     )
-    return "\n".join([*rows_of(measured), "", *verdicts_of(measured), "", conditions])
+    return "\n\n".join([rows_of(measured), verdicts_of(measured), conditions])
 
 
 def trace(content: dict[str, Any], name: str, path: Path) -> None:
@@ -282,70 +284,47 @@ def trace(content: dict[str, Any], name: str, path: Path) -> None:
     write_trace(path, {"measured": spans, "model": steady})
 
 
-def kept() -> dict[str, Any]:
-    """The results of earlier runs."""
-    return read_results(RESULTS, {"schema": 1, "cases": {}})
+def tables_of(content: Content) -> dict[str, str]:
+    """By their places in the page."""
+    parts = {f"pipeline-{name}": table(case) for name, case in content["cases"].items()}
+    sweep = pipeline_sweep.table(SMALL, [Measured(log) for log in content.get(SWEEP, ())])
+    return parts | {"pipeline-sweep": sweep}
 
 
-def keep(content: dict[str, Any]) -> None:
-    """Writes the results, and what the page has of them."""
-    if content["cases"]:
-        write_results(RESULTS, content)
-    parts = {f"pipeline-{name}": table(of_case) for name, of_case in content["cases"].items()}
-    sweep = content.get("sweep")
-    parts["pipeline-sweep"] = pipeline_sweep.table(SMALL, [Measured(log) for log in sweep or ()])
-    write_between(PAGE, **parts)
-    pipeline_sweep.plot(LARGE, PICTURE)
+BENCHMARK = Benchmark(
+    RESULTS, PAGE, tables_of, {"schema": 1, "cases": {}}, lambda _: pipeline_sweep.plot(LARGE, PICTURE)
+)
 
 
-def serve(request: Path, written: Path) -> None:
-    """Runs the jobs on each rank."""
-    turns.serve(
-        request,
-        written,
-        lambda job: SYSTEMS[job["system"]].backend if job["system"] in SYSTEMS else "commlayer",
-        train,
-        LIMIT_S,
-    )
-
-
-def measure_all(only: Sequence[str] | None, rounds: int, slower: float) -> dict[str, Any]:
-    """The kept results, with new ones of the cases that are asked for. Raises RuntimeError if a rank failed."""
-    content = kept()
-    for name, case in CASES.items():
-        if not only or name in only:
-            names = [system for system in SYSTEMS if system not in LEFT_OUT.get(name, ())]
-            content["cases"][name] = measure(slowed(case, slower), names, rounds)
-            keep(content)
-    if not only or "sweep" in only:
-        points = pipeline_sweep.selection(slowed(SMALL, slower))
-        content["sweep"] = [measure(case, names, min(rounds, 3)) for case, names in points]
-    return content
+def backend_of(job: Log) -> str:
+    """The process group of a job."""
+    return SYSTEMS[job["system"]].backend if job["system"] in SYSTEMS else "commlayer"
 
 
 def main() -> int:
     """0, or 2 if a run failed."""
-    parser = turns.parser(__doc__, ROUNDS, only=[*CASES, "sweep"])
+    parser = turns.parser(__doc__, ROUNDS, only=[*CASES, SWEEP])
     turns.add_trace(parser)
-    arguments = parser.parse_args()
-    if arguments.rank:
-        serve(*arguments.rank)
+    asked = parser.parse_args()
+    if asked.rank:
+        turns.serve(asked.rank, backend_of, train, LIMIT_S)
         return 0
-    try:
-        if arguments.trace:
-            trace(measure(slowed(SMALL, arguments.slower), [DEFERRED], 1, trace=True), DEFERRED, arguments.trace)
-            return 0
-        if arguments.quick:
-            print(table(measure(dataclasses.replace(SMALL, microbatches=4, forward_s=0.01), list(SYSTEMS), 1)))
-            return 0
-        content = kept() if arguments.table else measure_all(arguments.only, arguments.rounds, arguments.slower)
-    except RuntimeError as error:
-        print(error, file=sys.stderr)
-        return 2
-    keep(content)
-    for case in content["cases"].values():
-        print(table(case))
-    return 0
+    if asked.trace:
+        trace(measure(slowed(SMALL, asked.slower), [DEFERRED], 1, trace=True), DEFERRED, asked.trace)
+        return 0
+
+    def add(content: Content, name: str) -> None:
+        if asked.quick:
+            short = dataclasses.replace(CASES[name], microbatches=4, forward_s=0.01)
+            content["cases"][name] = measure(short, list(SYSTEMS), 1)
+        elif name == SWEEP:
+            points = pipeline_sweep.selection(slowed(SMALL, asked.slower))
+            content[SWEEP] = [measure(case, names, min(asked.rounds, 3)) for case, names in points]
+        else:
+            names = [system for system in SYSTEMS if system not in LEFT_OUT.get(name, ())]
+            content["cases"][name] = measure(slowed(CASES[name], asked.slower), names, asked.rounds)
+
+    return BENCHMARK.main(asked, [SMALL.name] if asked.quick else asked.only or [*CASES, SWEEP], add)
 
 
 if __name__ == "__main__":

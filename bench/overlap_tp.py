@@ -36,6 +36,8 @@ from torch.distributed.device_mesh import init_device_mesh
 import commlayer
 from bench.harness import turns
 from bench.harness.bars import Bar, draw
+from bench.harness.driver import Benchmark
+from bench.harness.page import markdown, measured_on
 from bench.harness.results import today
 from bench.harness.turns import PAGE, ROOT, Log, busy_cell, by_system, in_turns, slowed, spread, step_s, verdict
 from bench.jobs.tensor_parallel import BATCH, INT8, LAYERS, OURS, SERIAL, WEIGHTS, Gradients, model
@@ -195,14 +197,14 @@ def run_job(given: Log, request: Log) -> Log:
 
 
 def run_jobs(scenario: Scenario, name: str, jobs: Sequence[Job], forward_s: float) -> list[Log]:
-    """Runs the jobs. Raises RuntimeError if a rank failed."""
+    """Runs the jobs. Raises BenchError if a rank failed."""
     two = dataclasses.replace(scenario, hosts=2)
     request = {"width": width_of(two, forward_s), "jobs": [dataclasses.asdict(job) for job in jobs]}
     return turns.measure(scenario, "bench.overlap_tp", request, f"tp-{name}")
 
 
 def measure(rounds: int, slower: float, *, short: bool) -> dict[str, Any]:
-    """All cases. Raises RuntimeError if a rank failed."""
+    """All cases. Raises BenchError if a rank failed."""
     scenario, about = Scenario.read(SCENARIO), machine.facts()
 
     def runs(hosts: int, factor: float, name: str, systems: Sequence[str]) -> list[Log]:
@@ -240,18 +242,12 @@ def trace(slower: float, path: Path) -> None:
     write_trace(path, {"measured": turns.last_step(log)})
 
 
-def table_of(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    return "\n".join(
-        [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|", *(f"| {' | '.join(row)} |" for row in rows)]
-    )
-
-
 def conditions(content: dict[str, Any], text: str, network_name: str = "network") -> str:
     network = Scenario.from_table(content.get(network_name, content["network"]))
     rounds = len(by_system(content["steps"])[OURS])
     return (
         f"\n\n{text} Links as in: {network}. {turns.about_rounds(rounds)} CPU: the largest share of any round. "
-        f"{turns.measured_on(content, 'overlap_tp')}"
+        f"{measured_on(content, 'overlap_tp')}"
     )
 
 
@@ -290,7 +286,7 @@ def steps_table(content: dict[str, Any]) -> str:
         f"{LAYERS} layers with one all-reduce of {BATCH}x{content['width']} values per direction between two ranks; "
         f"{forward_s * 1e3:g} ms forward and {2e3 * forward_s:g} ms backward each, by sleeping."
     )
-    return table_of(columns, rows) + conditions(content, text)
+    return markdown(columns, rows) + conditions(content, text)
 
 
 def int8_row(found: dict[str, list[Log]], forward_s: float) -> list[str]:
@@ -335,7 +331,7 @@ def latency_table(content: dict[str, Any]) -> str:
         f"({found[ONE_CLASS][0]['job']['samples']} in one class), while {IN_FLIGHT} all-reduces of "
         f"{BUCKET_BYTES >> 20} MB of gradients are always in flight."
     )
-    return table_of(columns, rows) + conditions(content, text)
+    return markdown(columns, rows) + conditions(content, text)
 
 
 def communication_s(forward_s: float) -> float:
@@ -368,7 +364,7 @@ def mixed_table(content: dict[str, Any]) -> str:
         f"whichever is longer."
     )
     columns = ["system", "step (ms)", "CPU busy", "step / bound", "target"]
-    return table_of(columns, rows) + conditions(content, text, "mixed_network")
+    return markdown(columns, rows) + conditions(content, text, "mixed_network")
 
 
 def picture(content: dict[str, Any]) -> None:
@@ -394,7 +390,7 @@ def main() -> int:
     parser = turns.parser(__doc__, ROUNDS)
     turns.add_trace(parser)
     parsed = parser.parse_args()
-    return turns.keep(parsed, RESULTS, PAGE, measure, tables_of, run_job, trace=trace, picture=picture)
+    return turns.main(parsed, Benchmark(RESULTS, PAGE, tables_of, picture=picture), measure, run_job, trace=trace)
 
 
 def tables_of(content: Log) -> dict[str, str]:

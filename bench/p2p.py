@@ -1,8 +1,8 @@
 """Messages between two hosts, beside gloo: measures the runs and writes a table of docs/results.md.
 
-    python -m bench.p2p                            everything (about 8 minutes; the links need root)
-    python -m bench.p2p --only pingpong-200M-small one run, merged into the kept results
-    python -m bench.p2p --table                    only the table of the kept results
+    python -m bench.p2p                             everything (about 8 minutes; the links need root)
+    python -m bench.p2p --only pingpong-200M-small  one run, merged into the kept results
+    python -m bench.p2p --table                     only the table of the kept results
 
 Every run is one `commlayer bench` command, kept in the JSON, so that each number can be measured again by itself.
 """

@@ -21,9 +21,10 @@ import sys
 from typing import Any, NamedTuple
 
 from bench.harness import turns
-from bench.harness.page import write_between
-from bench.harness.results import read_results, today, write_results
-from bench.harness.turns import ROOT, by_system, in_turns, measured_on, step_s
+from bench.harness.driver import Benchmark, Content
+from bench.harness.page import markdown, measured_on
+from bench.harness.results import today
+from bench.harness.turns import ROOT, by_system, in_turns, step_s
 from bench.jobs.pipelines import costs_of
 from bench.jobs.planned import COSTS, FORWARD, MICROBATCHES, train
 from commlayer.planner import Cluster, Link, Links, Plan, Rank, search
@@ -117,7 +118,7 @@ def table_of(plan: Plan) -> dict[str, Any]:
 
 
 def measure(case: Case, rounds: int) -> dict[str, Any]:
-    """The results of a case. Raises RuntimeError if a rank failed."""
+    """The results of a case. Raises BenchError if a rank failed."""
     about, scenario = machine.facts(), scenario_of(case)
     request: dict[str, Any] = {"speeds": case.speeds, "jobs": [{"system": COSTS, "plan": CALIBRATION}]}
     (log,) = turns.measure(scenario, "bench.planner_steps", request, "planner-costs")
@@ -143,51 +144,47 @@ def table(content: dict[str, Any]) -> str:
     measured = {name: [step_s(log) for log in logs] for name, logs in by_system(content["runs"]).items()}
     medians = {name: statistics.median(steps) for name, steps in measured.items()}
     busy = {name: max(log["busy"] for log in logs) for name, logs in by_system(content["runs"]).items()}
-    lines = ["| plan: ranks of a pipeline x replicas | predicted | measured | predicted / measured | CPU busy |"]
-    lines.append("|---|---|---|---|---|")
+    columns = ["plan: ranks of a pipeline x replicas", "predicted", "measured", "predicted / measured", "CPU busy"]
+    rows = []
     for name, predicted_s in content["predicted_s"].items():
         steps = measured[name]
         span = f"{medians[name] * 1e3:.0f} ms ({min(steps) * 1e3:.0f} to {max(steps) * 1e3:.0f})"
         ratio = predicted_s / medians[name]
-        lines.append(f"| {name} | {predicted_s * 1e3:.0f} ms | {span} | {ratio:.3f} | {busy[name]:.0%} |")
+        rows.append([name, f"{predicted_s * 1e3:.0f} ms", span, f"{ratio:.3f}", f"{busy[name]:.0%}"])
     errors = [abs(content["predicted_s"][name] / medians[name] - 1) for name in medians]
     pick, fastest = next(iter(content["predicted_s"])), min(medians, key=lambda name: medians[name])
     rounds = len(measured[pick])
     near = medians[pick] / medians[fastest]
-    lines += [
-        "",
-        (
-            f"Ranks of the second host at {case.speed:g} of the speed, {case.rate_bps / 1e6:g} Mbit/s between the "
-            f"hosts. Largest error {max(errors):.1%}, median {statistics.median(errors):.1%}; "
-            f"{sum(error <= 0.1 for error in errors)} of {len(errors)} within 10 %. The planner's choice, the first "
-            f"row, took {near:.2f} times the fastest measured one ({fastest}): "
-            f"{'reached' if near <= NEAR else 'not reached'} (within {NEAR:.2f}). Median of {rounds} rounds (range). "
-            f"{measured_on(content, 'planner_steps')}"
-        ),
-    ]
-    return "\n".join(lines)
+    conditions = (
+        f"Ranks of the second host at {case.speed:g} of the speed, {case.rate_bps / 1e6:g} Mbit/s between the "
+        f"hosts. Largest error {max(errors):.1%}, median {statistics.median(errors):.1%}; "
+        f"{sum(error <= 0.1 for error in errors)} of {len(errors)} within 10 %. The planner's choice, the first "
+        f"row, took {near:.2f} times the fastest measured one ({fastest}): "
+        f"{'reached' if near <= NEAR else 'not reached'} (within {NEAR:.2f}). Median of {rounds} rounds (range). "
+        f"{measured_on(content, 'planner_steps')}"
+    )
+    return f"{markdown(columns, rows)}\n\n{conditions}"
+
+
+def page_of(content: Content) -> dict[str, str]:
+    """The tables of all cases."""
+    return {"steps": "\n\n".join(table(case) for case in content["cases"].values())}
+
+
+BENCHMARK = Benchmark(RESULTS, PAGE, page_of, {"schema": 1, "cases": {}})
 
 
 def main() -> int:
     """0, or 2 if a run failed."""
-    arguments = turns.parser(__doc__, ROUNDS, only=CASES).parse_args()
-    if arguments.rank:
-        jobs, logs = arguments.rank
-        turns.serve(jobs, logs, lambda _: "commlayer", train)
+    asked = turns.parser(__doc__, ROUNDS, only=CASES).parse_args()
+    if asked.rank:
+        turns.serve(asked.rank, lambda _: "commlayer", train)
         return 0
-    try:
-        content: dict[str, Any] = read_results(RESULTS, {"cases": {}})
-        for name in [] if arguments.table else arguments.only or CASES:
-            content["cases"][name] = measure(CASES[name], 1 if arguments.quick else arguments.rounds)
-            print(table(content["cases"][name]))
-            if not arguments.quick:
-                write_results(RESULTS, {"schema": 1, **content})
-    except RuntimeError as error:
-        print(error, file=sys.stderr)
-        return 2
-    if not arguments.quick:
-        write_between(PAGE, steps="\n\n".join(table(case) for case in content["cases"].values()))
-    return 0
+
+    def add(content: Content, name: str) -> None:
+        content["cases"][name] = measure(CASES[name], 1 if asked.quick else asked.rounds)
+
+    return BENCHMARK.main(asked, asked.only or CASES, add)
 
 
 if __name__ == "__main__":

@@ -208,8 +208,8 @@ def links_table(readers: int, mbit: float, values: int, rounds: int) -> str:
             link_s = 8 * size / (mbit * 1e6)
             ends_s = {
                 "coded": coded_s,
-                "come": max(each.arrived_s for each in came),
-                "checked": max(each.at_s for each in came),
+                "come": max(copy.arrived_s for copy in came),
+                "checked": max(copy.at_s for copy in came),
             }
             for what, end_s in ends_s.items():
                 times.setdefault((what, is_whole, serves), []).append((end_s - begin_s) / link_s)
@@ -240,8 +240,8 @@ def steps_table(readers: int, mbit: float, values: int, rounds: int, steps: int,
             first, second, *came = on_hosts(2 + readers, mbit, published.train, values, serves, steps, every)
             times_s.append(statistics.mean(first[0] + second[0]))
             for version, begin_s in first[1].items():
-                if all(version in each for each in came):
-                    late_s[serves].append(max(each[version].at_s for each in came) - begin_s)
+                if all(version in versions for versions in came):
+                    late_s[serves].append(max(versions[version].at_s for versions in came) - begin_s)
                 else:
                     skipped[serves] += 1
     rows = [

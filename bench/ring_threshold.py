@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bench.fabric import PROGRAM, QUICK
+from bench.harness.options import options
 from commlayer.plans.settings import Settings
 from native.sim import plans
 
@@ -63,6 +64,7 @@ def mean_us(file: Path, shape: int, rate: Rate) -> float:
 
 def main() -> int:
     """0, or 2 if the program has not been built."""
+    options(__doc__).parse_args()
     if not PROGRAM.exists():
         print(f"{PROGRAM} is missing: make build/test/fabric/simulate", file=sys.stderr)
         return 2

@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 
+from bench.harness.driver import WHOLE, Benchmark
 from bench.harness.options import options
-from bench.harness.page import write_between
-from bench.harness.results import read_results, write_results
+from bench.harness.page import markdown
 from commlayer.config import Config
 from commlayer.plans.plan import StepKind
 from commlayer.plans.select import Collective, make_plan
@@ -174,44 +174,42 @@ def measure() -> Figures:
 
 def plan_table(found: Figures) -> str:
     """Plans, as Markdown."""
-    lines = ["| hosts x ranks | collective | bytes | seconds | steps | messages | packets | of the least | MiB |"]
-    lines.append("|---" * 9 + "|")
+    columns = ["hosts x ranks", "collective", "bytes", "seconds", "steps", "messages", "packets", "of the least", "MiB"]
+    rows = []
     for name, of in found["plans"].items():
         layout, collective, length = name.rsplit(" ", 2)
         share = f"{of['packets'] / of['least']:.2f}" if of["least"] > of["messages"] else ""
         cells = [layout, collective, f"{int(length):,}", f"{of['seconds']:.2f}", f"{of['steps']:,}"]
         cells += [f"{of['messages']:,}", f"{of['packets']:,}", share, f"{of['grown_mib'] + of['scratch_mib']:.0f}"]
-        lines.append(f"| {' | '.join(cells)} |")
+        rows.append(cells)
     known, kept = (found[name]["grown_mib"] for name in ("peers", "described"))
-    lines.append(
-        f"\nAn engine that knows {PEERS:,} peers takes {known:.0f} MiB, and the descriptions of so many ranks, which "
+    return markdown(columns, rows) + (
+        f"\n\nAn engine that knows {PEERS:,} peers takes {known:.0f} MiB, and the descriptions of so many ranks, which "
         f"each group keeps, {kept:.0f} MiB."
     )
-    return "\n".join(lines)
 
 
 def fabric_table(found: Figures) -> str:
     """Times on the fabric, as Markdown: the mean of all ranks."""
-    lines = ["| hosts | bytes | `auto`, us | `direct`, us | `deterministic`, us |", "|---" * 5 + "|"]
+    rows = []
     for hosts, _ in FABRICS:
         for length in FABRIC_LENGTHS:
             runs = [found["fabric"].get(f"{hosts} {length} {name}", {}) for name in FABRIC_PLANS]
             cells = [f"{run['mean_us']:.0f}" if "mean_us" in run else run.get("unfinished", "") for run in runs]
-            lines.append(f"| {hosts} | {length:,} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+            rows.append([str(hosts), f"{length:,}", *cells])
+    return markdown(["hosts", "bytes", "`auto`, us", "`direct`, us", "`deterministic`, us"], rows)
+
+
+BENCHMARK = Benchmark(RESULTS, PAGE, lambda found: {"plans": plan_table(found), "fabric": fabric_table(found)})
 
 
 def main() -> int:
     """0, or 2 if the simulator has not been built."""
-    arguments = options(__doc__, table=True).parse_args()
-    if not arguments.table:
-        if not PROGRAM.exists():
-            print(f"{PROGRAM} is missing: make build/test/fabric/simulate", file=sys.stderr)
-            return 2
-        write_results(RESULTS, measure())
-    found = read_results(RESULTS)
-    write_between(PAGE, plans=plan_table(found), fabric=fabric_table(found))
-    return 0
+    asked = options(__doc__, table=True).parse_args()
+    if not (asked.table or PROGRAM.exists()):
+        print(f"{PROGRAM} is missing: make build/test/fabric/simulate", file=sys.stderr)
+        return 2
+    return BENCHMARK.main(asked, WHOLE, lambda content, _: content.update(measure()))
 
 
 if __name__ == "__main__":

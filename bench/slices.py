@@ -26,6 +26,8 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 
 import commlayer
 from bench.harness import turns
+from bench.harness.driver import Benchmark
+from bench.harness.page import markdown, measured_on
 from bench.harness.results import today
 from bench.harness.turns import ROOT, Accelerator, Log, in_turns, spread, step_s
 from commlayer.scheduler.pipelines import breadth_first, one_f_one_b, sliced
@@ -96,13 +98,13 @@ def train(job: Log, _: Log) -> Log:
         step()  # connects
     Stage.forward_s = job["forward_s"]
     log = turns.timed(step, WARM_UP_STEPS, STEPS, trace=False)
-    for each in losses:
-        torch.testing.assert_close(each, losses[0])
+    for loss in losses:
+        torch.testing.assert_close(loss, losses[0])
     return log
 
 
 def measure(rounds: int, slower: float, *, short: bool) -> Log:
-    """All systems, in turns. Raises RuntimeError if a rank failed."""
+    """All systems, in turns. Raises BenchError if a rank failed."""
     scenario = Scenario(hosts=STAGES, nics=(Link(rate_bps=RATE_BPS / slower),))
     about = machine.facts()
     names = (WHOLE, OURS) if short else tuple(SLICES)
@@ -126,7 +128,7 @@ def table(content: Log) -> str:
     """The table of the page, as Markdown."""
     found = turns.by_system(content["runs"])
     columns = ["order", "sequences", "step (s)", "without messages (s)", "whole / it", "limit", "target", "CPU busy"]
-    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    rows = []
     for system, logs in found.items():
         order, _, name = system.partition(", ")
         forward_s = logs[0]["job"]["forward_s"]
@@ -140,21 +142,21 @@ def table(content: Log) -> str:
         )
         is_reached = turns.verdict(statistics.median(ratios) >= TARGET, logs, found[f"{order}, {WHOLE}"])
         cells += [f"≥ {TARGET}: {is_reached}" if name == OURS else "", turns.busy_cell(logs)]
-        lines.append(f"| {' | '.join(cells)} |")
+        rows.append(cells)
     forward_s = content["runs"][0]["job"]["forward_s"]
     rounds = max(len(logs) for logs in found.values())
-    return "\n".join(lines) + (
+    return markdown(columns, rows) + (
         f"\n\np = {STAGES} stages on hosts with links of {content['network']['nic'][0]['rate_bps'] / 1e6:g} Mbit/s, "
         f"{MICROBATCHES} sequences of {TOKENS} tokens and {WIDTH} values in float32, {forward_s * 1e3:g} ms forward "
         f"and {2 * forward_s * 1e3:g} ms backward per stage and sequence by sleeping. {turns.about_rounds(rounds)} "
-        f"CPU: the largest share of any round, other processes included. {turns.measured_on(content, 'slices')}"
+        f"CPU: the largest share of any round, other processes included. {measured_on(content, 'slices')}"
     )
 
 
 def main() -> int:
     """0; ends with 2 if a rank failed."""
     parsed = turns.parser(__doc__, ROUNDS).parse_args()
-    return turns.keep(parsed, RESULTS, PAGE, measure, lambda found: {"slices": table(found)}, train)
+    return turns.main(parsed, Benchmark(RESULTS, PAGE, lambda found: {"slices": table(found)}), measure, train)
 
 
 if __name__ == "__main__":

@@ -31,9 +31,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from bench.harness.driver import BenchError, Benchmark, Content
 from bench.harness.options import options
-from bench.harness.page import write_between
-from bench.harness.results import read_results, write_results
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench/results/start_up.json"
@@ -167,7 +166,7 @@ def served() -> Iterator[int]:
 
 
 def run(size: int, name: str, *, counts: bool) -> list[Figures]:
-    """The figures of all ranks of a job. Raises RuntimeError if one fails."""
+    """The figures of all ranks of a job. Raises BenchError if one fails."""
     with served() as port:
         return run_at(port, size, name, counts)
 
@@ -196,7 +195,7 @@ def run_at(port: int, size: int, name: str, counts: bool) -> list[Figures]:
         children.append(child)
     statuses = [os.waitpid(child, 0)[1] for child in children]
     if any(statuses):
-        raise RuntimeError(f"a rank of {size} failed")
+        raise BenchError(f"a rank of {size} failed")
     store = dist.TCPStore("127.0.0.1", port, None, False, timedelta(seconds=60))
     all_found: list[Figures] = [json.loads(store.get(f"found {rank}")) for rank in range(size)]
     return [{**times, "first_s": times.pop("reduced_at") - start} for times in all_found]
@@ -296,21 +295,12 @@ def reach() -> None:
         print(f"the trial itself {1e3 * statistics.median(spent):.1f} ms, at most {1e3 * max(spent):.1f} ms")
 
 
-def write_page() -> None:
-    """Puts the kept results into the page."""
-    kept = read_results(RESULTS)
-    parts = {name: f"Commit {state['commit']}.\n\n{table(state['runs'])}" for name, state in kept["states"].items()}
-    write_between(PAGE, **parts)
+def tables(kept: Content) -> dict[str, str]:
+    """The runs of each state of the code."""
+    return {name: f"Commit {state['commit']}.\n\n{table(state['runs'])}" for name, state in kept["states"].items()}
 
 
-def keep(state: str, runs: dict[str, dict[str, dict[str, Figures]]]) -> None:
-    """Adds the runs of a state of the code to the results."""
-    kept: dict[str, Any] = read_results(RESULTS, {"schema": 2, "states": {}})
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short=7", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    kept["states"][state] = {"commit": commit.stdout.strip(), "cores": os.cpu_count(), "runs": runs}
-    write_results(RESULTS, kept)
+BENCHMARK = Benchmark(RESULTS, PAGE, tables, {"schema": 2, "states": {}})
 
 
 def main() -> int:
@@ -324,17 +314,20 @@ def main() -> int:
 
     if arguments.reach:
         reach()
-    elif arguments.table:
-        write_page()
-    else:
+        return 0
+
+    def add(kept: Content, state: str) -> None:
+        git = ["git", "rev-parse", "--short=7", "HEAD"]
+        commit = subprocess.run(git, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
         runs = {
             name: {str(size): measure(size, name, arguments.rounds) for size in arguments.ranks}
             for name in arguments.backend
         }
-        print(table(runs))
-        if arguments.keep or vars(arguments) == vars(parser.parse_args([])):
-            keep(arguments.keep or "after", runs)
-    return 0
+        kept["states"][state] = {"commit": commit, "cores": os.cpu_count(), "runs": runs}
+
+    is_all = vars(arguments) == vars(parser.parse_args([]))
+    arguments.quick = not (arguments.keep or arguments.table or is_all)
+    return BENCHMARK.main(arguments, [arguments.keep or "after"], add)
 
 
 if __name__ == "__main__":

@@ -251,7 +251,7 @@ def tail(run: str, wire: str, at_most: float) -> Claim:
 
     def outcome(runs: Runs) -> Figures:
         lossy = results_of(runs, run, is_bounded(wire))
-        name = max(lossy, key=lambda each: P99.of(lossy[each]) / P50.of(lossy[each]))
+        name = max(lossy, key=lambda variant: P99.of(lossy[variant]) / P50.of(lossy[variant]))
         p50, p99 = P50.of(lossy[name]), P99.of(lossy[name])
         return Figures(P99.text(p99), f"{P50.text(p50)} (its p50)", p99 / p50, p99 / p50 <= at_most and right(lossy))
 

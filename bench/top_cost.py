@@ -178,10 +178,10 @@ def main() -> None:
     given = parser.parse_args()
     cost = job(given)
     for name, what in (("step", "time of a step"), ("cpu", "CPU time per step and process")):
-        each = cost[name]
+        figures = cost[name]
         print(
-            f"{what}: {1e3 * each['off_s']:.3f} ms without, {1e3 * each['on_s']:.3f} ms with; "
-            f"{each['mean'] - 1:+.2%} +- {each['half_width_95']:.2%}"
+            f"{what}: {1e3 * figures['off_s']:.3f} ms without, {1e3 * figures['on_s']:.3f} ms with; "
+            f"{figures['mean'] - 1:+.2%} +- {figures['half_width_95']:.2%}"
         )
     print(f"one sample: {1e3 * cost['sample_s']:.2f} ms of a thread, once per second")
     many = collector(given.ranks, 10.0)

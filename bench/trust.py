@@ -19,9 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.harness.driver import BenchError, Benchmark
 from bench.harness.options import options
-from bench.harness.page import write_between
-from bench.harness.results import read_results, today, write_results
+from bench.harness.page import markdown
+from bench.harness.results import today
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench/results/trust.json"
@@ -65,11 +66,9 @@ def torch_suite(output: str) -> Figures:
     """The counts of tests.torch_suite as a table, and the number of tests that pass with gloo only."""
     names = ("gate", "world", "gloo passed", "failed", "skipped", "commlayer passed", "failed", "skipped")
     rows = re.findall(r"^(\w+) +(\d+) +(\d+) +(\d+) +(\d+) +(\d+) +(\d+) +(\d+)$", output, re.MULTILINE)
-    lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
-    lines += [f"| {' | '.join(row)} |" for row in rows]
     sums = {"gloo": str(sum(int(row[2]) for row in rows)), "commlayer": str(sum(int(row[5]) for row in rows))}
     worse = found(r"^(?P<worse>\d+) tests pass with gloo and not with commlayer")(output)
-    return {"table": "\n".join(lines)} | sums | worse
+    return {"table": markdown(names, rows)} | sums | worse
 
 
 PYTEST = r"(?P<tests>\d+) passed"
@@ -172,7 +171,7 @@ Kept = dict[str, dict[str, Any]]
 
 
 def prove(name: str) -> dict[str, Any]:
-    """Runs one proof. Raises RuntimeError if its command failed or printed no figures."""
+    """Runs one proof. Raises BenchError if its command failed or printed no figures."""
     proof = PROOFS[name]
     print(f"## {name}: {proof.command}", flush=True)
     LOGS.mkdir(parents=True, exist_ok=True)
@@ -189,11 +188,11 @@ def prove(name: str) -> dict[str, Any]:
     seconds = time.monotonic() - start
     output = "".join(lines)
     if process.returncode not in proof.allowed:
-        raise RuntimeError(f"{name}: {proof.command!r} ended with {process.returncode}; see {LOGS / name}.log")
+        raise BenchError(f"{name}: {proof.command!r} ended with {process.returncode}; see {LOGS / name}.log")
     try:
         figures = proof.read(output)
     except ValueError as error:
-        raise RuntimeError(f"{name}: {error}; see {LOGS / name}.log") from error
+        raise BenchError(f"{name}: {error}; see {LOGS / name}.log") from error
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
     )
@@ -223,22 +222,18 @@ def page(kept: Kept) -> str:
     return "\n".join(lines)
 
 
+BENCHMARK = Benchmark(RESULTS, PAGE, lambda kept: {"proofs": page(kept)})
+
+
 def main() -> int:
-    """0 if every proof that ran holds, 1 if one does not."""
-    arguments = options(__doc__, only=PROOFS, table=True).parse_args()
-    kept: Kept = read_results(RESULTS, {})
-    failures = []
-    for name in [] if arguments.table else arguments.only or list(PROOFS):
-        try:
-            kept[name] = prove(name)
-        except RuntimeError as error:
-            kept.pop(name, None)  # the page must not show a proof that fails now
-            failures.append(str(error))
-        write_results(RESULTS, kept)
-    write_between(PAGE, proofs=page(kept))
-    for failure in failures:
-        print(failure, file=sys.stderr)
-    return 1 if failures else 0
+    """0 if every proof that ran holds, 2 if one does not."""
+    asked = options(__doc__, only=PROOFS, table=True).parse_args()
+
+    def measure(kept: Kept, name: str) -> None:
+        kept.pop(name, None)  # the page must not show a proof that fails now
+        kept[name] = prove(name)
+
+    return BENCHMARK.main(asked, asked.only or list(PROOFS), measure)
 
 
 if __name__ == "__main__":

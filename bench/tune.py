@@ -23,9 +23,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.harness.driver import Benchmark, Content
 from bench.harness.options import options
-from bench.harness.page import write_between
-from bench.harness.results import read_results, write_results
 from bench.headroom import CASES, Case, say
 from commlayer.tools.bench import machine
 from commlayer.tools.job.trial import TrialError
@@ -154,38 +153,28 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def write(kept: Mapping[str, Any]) -> None:
-    """Writes the table of the page."""
+def tables(kept: Content) -> dict[str, str]:
+    """The table of the page."""
     rows = [kept["rows"][name] for name in NAMES if name in kept["rows"]]
     about = f"{kept['machine']['cpu']}, {kept['machine']['cores']} cores; {kept['arms']} settings at most in the space."
-    write_between(PAGE, measured=f"{table(rows)}\n\n{about}")
+    return {"measured": f"{table(rows)}\n\n{about}"}
 
 
-def keep(name: str, row: Mapping[str, Any]) -> None:
-    """Adds a row to the results, and writes the page."""
-    kept = read_results(RESULTS, {"rows": {}})
-    kept["rows"][name] = row
-    kept["machine"] = machine.facts()
-    kept["arms"] = max(kept_row.get("arms", 0) for kept_row in kept["rows"].values())
-    write_results(RESULTS, kept)
-    write(kept)
+BENCHMARK = Benchmark(RESULTS, PAGE, tables, {"rows": {}}, is_good=lambda kept: all(map(is_met, kept["rows"].values())))
 
 
 def main() -> int:
-    """Exit status: 1 if a target is not met."""
-    given = options(__doc__, only=NAMES, quick="a small space", table=True).parse_args()
-    if given.table:
-        write(read_results(RESULTS))
-        return 0
+    """Exit status: 1 if a target is not met. In a quick run, nobody searches five settings in a tenth of the time."""
+    asked = options(__doc__, only=NAMES, quick="a small space", table=True).parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.chdir(ROOT)
-    rows = []
-    for name in given.only or NAMES:
-        rows.append(row_of(CASES[name], short=given.quick))
-        if not given.quick:
-            keep(name, rows[-1])
-    print(table(rows))
-    return 0 if given.quick or all(map(is_met, rows)) else 1  # nobody searches five settings in a tenth of the time
+
+    def measure(kept: Content, name: str) -> None:
+        kept["rows"][name] = row_of(CASES[name], short=asked.quick)
+        arms = max(row.get("arms", 0) for row in kept["rows"].values())
+        kept |= {"machine": machine.facts(), "arms": arms}
+
+    return BENCHMARK.main(asked, asked.only or NAMES, measure)
 
 
 if __name__ == "__main__":

@@ -57,7 +57,7 @@ class Engine(CheckpointEngine):  # type: ignore[misc]  # mypy does not see verl
         self._publisher: Publisher | None = None
         self._follower: Follower | None = None
         self._thread = ThreadPoolExecutor(1, "commlayer")
-        """In which a worker waits, so that its event loop goes on."""
+        """A worker waits in this thread, so that its event loop goes on."""
 
     def prepare(self) -> dict[str, Any]:
         """At rank 0 of the actor: where it publishes, and the version of this update. Elsewhere nothing."""

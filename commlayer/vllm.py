@@ -46,7 +46,7 @@ class InitInfo(WeightTransferInitInfo):  # type: ignore[misc]  # mypy does not s
 
     address: str
     secret_file: str | None = None
-    """On the workers' hosts; None: COMMLAYER_SECRET_FILE."""
+    """A path on the workers' hosts; None: COMMLAYER_SECRET_FILE."""
     timeout_s: float = 30.0
     """For the publisher, and for a version."""
 

@@ -55,12 +55,12 @@ class Stage(nn.Module):
 
     def forward(self, inputs: Tensor, past: tuple[Any, ...] | None = None) -> Any:
         hidden = inputs if self.embedding is None else self.embedding(inputs)
-        before = [leaves_of(each) for each in past or ()]
-        places = torch.arange(hidden.size(1)) + sum(each[2].numel() for each in before)
+        before = [leaves_of(kept) for kept in past or ()]
+        places = torch.arange(hidden.size(1)) + sum(kept[2].numel() for kept in before)
         normed = self.norm(hidden) + self.places(places)
         own = self.key(normed), self.value(normed), places
-        keys, values = (torch.cat([*(each[i] for each in before), own[i]], 1) for i in range(2))
-        known = torch.cat([*(each[2] for each in before), places])
+        keys, values = (torch.cat([*(kept[i] for kept in before), own[i]], 1) for i in range(2))
+        known = torch.cat([*(kept[2] for kept in before), places])
         scores = self.query(normed) @ keys.transpose(1, 2)
         weights = scores.masked_fill(known > places[:, None], -torch.inf).softmax(-1)
         output = hidden + self.out(torch.tanh(weights @ values)) * self.frozen
@@ -99,7 +99,7 @@ class Job:
         """Losses by micro-batch, gradients by stage, and outputs, of whole sequences on one process."""
         stages = [self.stage(number) for number in range(self.stages)]
         losses, outputs = [], []
-        for tokens, targets in zip(*(each.chunk(self.microbatches) for each in self.data(seed)), strict=True):
+        for tokens, targets in zip(*(data.chunk(self.microbatches) for data in self.data(seed)), strict=True):
             hidden = tokens
             for stage in stages:
                 hidden = stage(hidden)
@@ -110,7 +110,10 @@ class Job:
         return (
             [loss.detach() for loss in losses],
             [
-                {name: None if each.grad is None else each.grad / divisor for name, each in stage.named_parameters()}
+                {
+                    name: None if parameter.grad is None else parameter.grad / divisor
+                    for name, parameter in stage.named_parameters()
+                }
                 for stage in stages
             ],
             torch.cat(outputs),

@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import commlayer
 from bench.harness.leaks import Resources
+from bench.harness.page import markdown
 
 STEPS, GROUPS, ABORTS = 10_000, 200, 20
 CALLS = 300
@@ -73,9 +74,8 @@ def lifetimes(store: dist.Store, rank: int, size: int) -> Iterator[Row]:
 
 def table(rows: list[Row]) -> str:
     """The rows for a page."""
-    lines = ["| after | heap, MiB | resident, MiB | descriptors | threads |", "|---|---|---|---|---|"]
-    lines += [
-        f"| {name} | {usage.heap_mib:.1f} | {usage.resident_mib:.1f} | {usage.descriptors} | {usage.threads} |"
+    cells = [
+        [name, f"{usage.heap_mib:.1f}", f"{usage.resident_mib:.1f}", str(usage.descriptors), str(usage.threads)]
         for name, usage in rows
     ]
-    return "\n".join(lines)
+    return markdown(["after", "heap, MiB", "resident, MiB", "descriptors", "threads"], cells)

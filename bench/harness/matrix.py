@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.harness.driver import BenchError, Benchmark, Content
 from bench.harness.options import options
-from bench.harness.page import write_between
-from bench.harness.results import read_results, write_results
 
 ROOT = Path(__file__).parents[2]
 
@@ -99,10 +98,6 @@ class Claim:
         return f"{start} {found.ours} | {found.other} | {ratio} | {self.target} | {reached} |"
 
 
-class BenchError(RuntimeError):
-    """A bench run could not be done."""
-
-
 def measure(name: str, arguments: str, environ: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Runs one `commlayer bench` command and returns its JSON. Raises BenchError if it fails."""
     settings = dict(environ or {})
@@ -144,29 +139,31 @@ class Matrix:
     may_fail: frozenset[str] = frozenset()
     """Runs whose failure is a result, too."""
 
-    def write_page(self, runs: Runs) -> None:
-        """Writes the tables into the page. Raises ValueError if it lacks a marker."""
-        write_between(self.page, **{name: table(runs) for name, table in self.tables.items()})
+    @property
+    def benchmark(self) -> Benchmark:
+        """What is kept, and its page."""
+
+        def tables(content: Content) -> dict[str, str]:
+            return {name: table(content["runs"]) for name, table in self.tables.items()}
+
+        return Benchmark(self.results, self.page, tables, {"schema": 1, "runs": {}}, is_good=self._is_good)
+
+    def _is_good(self, content: Content) -> bool:
+        """Whether every claim holds, of those that were measured."""
+        found = [claim.evaluate(content["runs"]) for claim in self.claims]
+        return all(figures.reached for figures in found if figures is not None)
 
     def main(self, description: str | None) -> int:
         """0 if every claim measured so far holds, 1 if one does not, 2 if a run could not be done."""
         names = list(self.names)
-        arguments = options(description, only=names, quick="few iterations", table=True).parse_args()
+        asked = options(description, only=names, quick="few iterations", table=True).parse_args()
 
-        kept = read_results(self.results, {"schema": 1, "runs": {}})
-        runs = {} if arguments.quick else kept["runs"]
-        failures = []
-        for name in [] if arguments.table else arguments.only or names:
+        def measured(content: Content, name: str) -> None:
             try:
-                runs[name] = self.run(name, arguments.quick)
+                content["runs"][name] = self.run(name, asked.quick)
             except BenchError as error:
-                failures += [str(error)] * (name not in self.may_fail)
-                runs[name] = {"failed": str(error)}
-            if not arguments.quick:  # after each run: the next one may be interrupted
-                write_results(self.results, kept)
-        print(*(table(runs) for table in self.tables.values()), sep="\n\n")
-        if not arguments.quick:
-            self.write_page(runs)
-        print(*failures, sep="\n", end="", file=sys.stderr)
-        found = [claim.evaluate(runs) for claim in self.claims]
-        return 2 if failures else int(not all(figures.reached for figures in found if figures is not None))
+                content["runs"][name] = {"failed": str(error)}
+                if name not in self.may_fail:
+                    raise
+
+        return self.benchmark.main(asked, asked.only or names, measured)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Collection
+from pathlib import Path
 from typing import Any
 
 
@@ -15,13 +16,16 @@ def options(
     seeds: int | None = None,
     quick: str = "",
     table: bool = False,
+    ranks: bool = False,
 ) -> argparse.ArgumentParser:
     """The parser of a benchmark, to which it adds options of its own. `about`: its docstring.
 
     `only`: the names or numbers of its cases. `rounds`, `seeds`: their number by default. `quick`: what a quick run,
     which keeps nothing, leaves out. `table`: it can write the tables of its page from the kept results.
+    `ranks`: it starts itself again on emulated hosts, where it serves jobs (`turns.serve`).
     """
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.set_defaults(only=None, quick=False, table=False, rank=None)
     if only:
         kind = type(next(iter(only)))
         text = "measure this case alone (may be repeated)"
@@ -35,4 +39,6 @@ def options(
     if table:
         text = "measure nothing, only write the tables and pictures of the kept results"
         parser.add_argument("--table", action="store_true", help=text)
+    if ranks:
+        parser.add_argument("--rank", nargs=2, type=Path, metavar=("JOBS", "LOGS"), help=argparse.SUPPRESS)
     return parser

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import datetime
 import json
 from collections.abc import Mapping
@@ -18,7 +19,7 @@ def read_results(path: Path, otherwise: Mapping[str, Any] | None = None) -> dict
     Raises FileNotFoundError if there is no file, and nothing to return otherwise.
     """
     if otherwise is not None and not path.exists():
-        return dict(otherwise)
+        return copy.deepcopy(dict(otherwise))
     results: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return results
 

@@ -25,9 +25,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from bench.harness.driver import WHOLE, BenchError, Benchmark
 from bench.harness.options import options
-from bench.harness.page import write_between
-from bench.harness.results import read_results, write_results
 from commlayer.scheduler.simulate import Simulation
 from commlayer.scheduler.trace import Span
 from commlayer.tools.bench.cpu import CpuTime
@@ -121,7 +120,7 @@ def slowed(scenario: Scenario, slower: float) -> Scenario:
 def measure(scenario: Scenario, module: str, request: Mapping[str, Any], name: str) -> list[Log]:
     """Runs request["jobs"] in the emulated network: `python -m module --rank` on every rank.
 
-    Raises RuntimeError if a rank failed.
+    Raises BenchError if a rank failed.
     """
     LOGS.mkdir(parents=True, exist_ok=True)
     path, written = LOGS / f"{name}.jobs.json", LOGS / f"{name}.logs.jsonl"
@@ -133,24 +132,25 @@ def measure(scenario: Scenario, module: str, request: Mapping[str, Any], name: s
         status = run(network, [sys.executable, "-m", module, "--rank", str(path), str(written)])
     logs = [json.loads(line) for line in written.read_text().splitlines()] if written.exists() else []
     if status or len(logs) < len(request["jobs"]):
-        raise RuntimeError(f"{name}: only {len(logs)} of {len(request['jobs'])} jobs ended")
+        raise BenchError(f"{name}: only {len(logs)} of {len(request['jobs'])} jobs ended")
     return logs
 
 
 def serve(
-    request: Path,
-    written: Path,
+    files: Sequence[Path],
     backend: Callable[[Log], str],
     train: Callable[[Log, Log], Log],
     limit_s: float = LIMIT_S,
     repeats: int = REPEATS,
 ) -> None:
-    """Runs the jobs on each rank, each in a process group of its `backend`; rank 0 writes their logs.
+    """Runs the jobs on each rank, each in a process group of its `backend`; rank 0 writes their logs. `files`: of the
+    jobs and of the logs, from the option `--rank`.
 
     A job is a table with `system` and perhaps `tcp_cc`. `train` gets the job and the whole request, and returns its
     log: `step_s`, and the fields of `busy`. A job that ran beside another load is repeated, whatever its steps took, up
     to `repeats` times.
     """
+    request, written = files
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     torch.set_num_threads(1)
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
@@ -214,7 +214,13 @@ def step_s(log: Log) -> float:
 
 def in_turns(jobs: Sequence[T], rounds: int) -> list[T]:
     """Every system in every round; each round begins with another one."""
-    return [job for i in range(rounds) for job in [*jobs[i % len(jobs) :], *jobs[: i % len(jobs)]]]
+    return [job for number in range(rounds) for job in rotated(jobs, number)]
+
+
+def rotated(jobs: Sequence[T], number: int) -> list[T]:
+    """The jobs of a round, which begins with another one than the round before: the order favours none."""
+    first = number % len(jobs)
+    return [*jobs[first:], *jobs[:first]]
 
 
 def by_system(runs: Sequence[Log]) -> dict[str, list[Log]]:
@@ -267,9 +273,8 @@ def about_rounds(rounds: int) -> str:
 
 def parser(about: str | None, rounds: int, only: Collection[str] = ()) -> argparse.ArgumentParser:
     """The options that all of these benchmarks have."""
-    made = options(about, only=only, rounds=rounds, quick="one quick round", table=True)
+    made = options(about, only=only, rounds=rounds, quick="one quick round", table=True, ranks=True)
     made.add_argument("--slower", type=float, default=1.0, help="factor of all times (default: %(default)s)")
-    made.add_argument("--rank", nargs=2, type=Path, metavar=("JOBS", "LOGS"), help=argparse.SUPPRESS)
     return made
 
 
@@ -279,62 +284,29 @@ def add_trace(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trace", type=Path, metavar="JSON", help=text)
 
 
-def content_of(
-    arguments: argparse.Namespace, kept: Path, measure: Callable[..., Log], trace: Callable[[float, Path], None] | None
-) -> Log | None:
-    """The results of a benchmark: kept or measured, as its options say. None after a trace, which keeps nothing.
-
-    Ends the process with status 2 if a run failed.
-    """
-    if arguments.table:
-        return read_results(kept)
-    try:
-        if trace is not None and arguments.trace:
-            trace(arguments.slower, arguments.trace)
-            return None
-        return measure(1 if arguments.quick else arguments.rounds, arguments.slower, short=arguments.quick)
-    except RuntimeError as error:
-        print(error, file=sys.stderr)
-        raise SystemExit(2) from None
-
-
-def keep(
-    parsed: argparse.Namespace,
-    results: Path,
-    page: Path,
+def main(
+    asked: argparse.Namespace,
+    benchmark: Benchmark,
     measure: Callable[..., Log],
-    tables: Callable[[Log], dict[str, str]],
-    run_job: Callable[[Log, Log], Log],
+    train: Callable[[Log, Log], Log],
     *,
     backend: Callable[[Log], str] = lambda _: "commlayer",
     trace: Callable[[float, Path], None] | None = None,
-    picture: Callable[[Log], None] | None = None,
 ) -> int:
-    """The main function of a benchmark, after its options were parsed: a rank serves jobs; the parent process measures,
-    or reads `results`, prints the tables, and writes both. `tables` returns those of `page` by the names of their
-    places. Returns 0. Ends the process with status 2 if a run failed."""
-    if parsed.rank:
-        request, logs = parsed.rank
-        serve(request, logs, backend, run_job)
+    """The main function of a benchmark, after its options were parsed: a rank serves jobs; the parent process measures
+    everything at once, or writes a trace, which keeps nothing. Returns the exit status."""
+    if asked.rank:
+        serve(asked.rank, backend, train)
         return 0
-    content = content_of(parsed, results, measure, trace)
-    if content is None:
-        return 0
-    made = tables(content)
-    print(*made.values(), sep="\n\n")
-    if not parsed.quick:
-        write_results(results, content)
-        write_between(page, **made)
-        if picture is not None:
-            picture(content)
+
+    def whole(content: Log, _: None) -> None:
+        content.update(measure(1 if asked.quick else asked.rounds, asked.slower, short=asked.quick))
+
+    if trace is None or not asked.trace:
+        return benchmark.main(asked, WHOLE, whole)
+    try:
+        trace(asked.slower, asked.trace)
+    except BenchError as error:
+        print(error, file=sys.stderr)
+        return 2
     return 0
-
-
-def measured_on(content: Mapping[str, Any], source: str) -> str:
-    """The sentences below a table: when and where its results were measured, and the files it comes from."""
-    about = content["machine"]
-    return (
-        f"Measured {content['measured']} on {about['cores']} cores of {about['cpu']}, {about['kernel']}, torch "
-        f"{about['torch']}, load average {about['load_average']} at the start, commit {about['git_commit']}. Generated "
-        f"by `bench/{source}.py` from `bench/results/{source}.json`."
-    )

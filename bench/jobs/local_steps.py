@@ -163,7 +163,7 @@ def train(job: Job) -> Log:
     dist.barrier()
     return {
         **log,
-        "step_s": [round(each, 5) for each in log["step_s"]],
+        "step_s": [round(seconds, 5) for seconds in log["step_s"]],
         "sent_bytes": round((counts[-1] - counts[every]) / len(log["step_s"])),
         "every": every,
         "words": words or ("" if state is None else state.explain()),

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bench.harness.page import markdown
 from bench.harness.picture import picture
 from bench.harness.turns import is_void
 from bench.jobs.pipeline_model import exposed, ideal, limit
@@ -73,7 +74,7 @@ def table(base: Case, measured: Sequence[Measured]) -> str:
     """The sweep as Markdown: predictions on an ideal network, and the measured points."""
     columns = ["M", "v", "share", "best stock", "stock / FIFO", "stock / undeferred", "stock / `attach`"]
     columns += ["exposed", "bubble", "live", "measured stock / `attach`"]
-    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    rows = []
     found = {(m.case.microbatches, m.case.chunks, m.case.share): m for m in measured}
     for case in cases(base):
         costs, stock = ideal(case), best_stock(case)[0]
@@ -90,14 +91,14 @@ def table(base: Case, measured: Sequence[Measured]) -> str:
             f"{live(case, DEFERRED, ours):g} ({live(case, stock, steps[stock]):g})",
             _measured(found.get((case.microbatches, case.chunks, case.share))),
         ]
-        lines.append(f"| {' | '.join(cells)} |")
+        rows.append(cells)
     note = (
         f"p = {base.ranks} ranks x {base.replicas} replicas, on an ideal network; stock: the fastest of 1F1B (serial, "
         "or with buckets) and Interleaved1F1B and LoopedBFS with FSDP2. Exposed: share of the reductions that makes "
         "`attach`'s step longer. Bubble: its share of the step. Live: micro-batches whose activations a rank keeps "
         "(stock)."
     )
-    return "\n".join([*lines, "", note])
+    return f"{markdown(columns, rows)}\n\n{note}"
 
 
 def _measured(point: Measured | None) -> str:

@@ -122,7 +122,7 @@ def main() -> None:
     found = {**sent, "sent_bytes": commlayer.stats()["payload_bytes_sent"] - before}
     with torch.no_grad():
         losses = [
-            float(nn.functional.mse_loss(model(each), target)) for each, target in batches(10**6 + rank, VALIDATION)
+            float(nn.functional.mse_loss(model(rows), target)) for rows, target in batches(10**6 + rank, VALIDATION)
         ]
     mean = torch.tensor(statistics.fmean(losses)) / size
     dist.all_reduce(mean)

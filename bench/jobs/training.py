@@ -31,6 +31,7 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 import commlayer
+from bench.harness.driver import BenchError
 from bench.harness.options import options
 from commlayer.tools.bench.papers import policy_of
 from commlayer.tools.emulate.network import Network
@@ -262,6 +263,14 @@ def measure(scenario: Scenario, jobs: Sequence[Job], folder: Path, *, name: str)
         more = [json.loads(line) for line in written.read_text().splitlines()] if written.exists() else []
         logs += more
         failures = 1 if more else failures + 1
+    return logs
+
+
+def measure_all(scenario: Scenario, jobs: Sequence[Job], folder: Path, *, name: str) -> list[Log]:
+    """The logs of all jobs. Raises BenchError if one failed twice."""
+    logs = measure(scenario, jobs, folder, name=name)
+    if len(logs) < len(jobs):
+        raise BenchError(f"{name}: only {len(logs)} of {len(jobs)} runs ended")
     return logs
 
 

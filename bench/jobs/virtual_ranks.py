@@ -103,10 +103,10 @@ class PacketLoss:
     """Draws the contributions that an all-reduce loses: `share` of them in the mean."""
 
     def __init__(self, shards: Sequence[slice], codec: Codec, share: float, seed: Sequence[int]) -> None:
-        each = PACKET_BYTES // codec.block_bytes * codec.block_values
+        step = PACKET_BYTES // codec.block_bytes * codec.block_values
         map_values = PACKET_BYTES // VALUE_BYTES  # the hook's map of protected values has a bit for each so many
         self.packets = [
-            [slice(at, min(at + each, shard.stop)) for shard in others for at in range(shard.start, shard.stop, each)]
+            [slice(at, min(at + step, shard.stop)) for shard in others for at in range(shard.start, shard.stop, step)]
             for others in ([shard for i, shard in enumerate(shards) if i != rank] for rank in range(len(shards)))
         ]
         self._protects = []  # one per rank: [i, j] is true if packet i is protected after packet j was lost

@@ -73,7 +73,7 @@ class Meeting:
             operation = self._operations.setdefault(number, made)
             operation.calls[site] = call
             if len(operation.calls) == self.sites:
-                operation.make([operation.calls[each] for each in range(self.sites)])
+                operation.make([operation.calls[site] for site in range(self.sites)])
                 del self._operations[number]
                 operation.is_done.set()
         return operation
@@ -89,7 +89,7 @@ class Meeting:
         """An average in these codecs; None: in float32. With codecs, the sources become their errors."""
 
         def make(calls: list[Call]) -> None:
-            rows = np.stack([each.source.numpy() for each in calls])
+            rows = np.stack([of.source.numpy() for of in calls])
             mean = np.empty_like(rows[0])
             if pair is None:
                 mean_into(rows, mean)
@@ -108,7 +108,7 @@ class Meeting:
 def gather(calls: list[Call]) -> None:
     """All sources, one after the other, in each target."""
     for call in calls:
-        torch.cat([each.source for each in calls], out=call.target)
+        torch.cat([of.source for of in calls], out=call.target)
 
 
 class VirtualGroup:
@@ -167,7 +167,7 @@ class VirtualSites:
 
     def each(self, call: Callable[[int, Rounds], None]) -> None:
         """Calls with number and `Rounds` of each site, in its thread."""
-        for done in [self._threads.submit(call, *each) for each in enumerate(self.rounds)]:
+        for done in [self._threads.submit(call, *numbered) for numbered in enumerate(self.rounds)]:
             done.result()
 
     def step(self) -> None:

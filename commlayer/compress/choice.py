@@ -234,7 +234,7 @@ class Choice:
         count = len(self._values)
         own = [1.0, 0.0, 0.0, 0.0, *[0.0] * count]
         if self._trial and steps:
-            steps = [min(steps, key=lambda each: each[0])]
+            steps = [min(steps, key=lambda step: step[0])]
         if steps and count:
             length_s = statistics.median(length for length, _, _ in steps)
             waiting_s = statistics.median(
@@ -365,14 +365,14 @@ class Choice:
     def _sent(self, index: int, codec: str) -> float:
         return self._load(codec, self._contents[index]).sent_bytes
 
-    def _row(self, each: Candidate, last: Decision) -> str:
+    def _row(self, candidate: Candidate, last: Decision) -> str:
         row = (
-            f"{each.codec:16}{self._bytes([each.codec] * len(self._contents)):12.0f}"
-            f"{last.predicted[each.codec] * 1e3:12.1f} ms"
+            f"{candidate.codec:16}{self._bytes([candidate.codec] * len(self._contents)):12.0f}"
+            f"{last.predicted[candidate.codec] * 1e3:12.1f} ms"
         )
         remarks = [
-            *([f"counts {each.steps:g} times: more steps to the same loss"] if each.steps > 1 else []),
-            *([f"from step {each.begins} on"] if each.begins > last.step else []),
+            *([f"counts {candidate.steps:g} times: more steps to the same loss"] if candidate.steps > 1 else []),
+            *([f"from step {candidate.begins} on"] if candidate.begins > last.step else []),
         ]
         return "  ".join([row, "; ".join(remarks)]) if remarks else row
 

@@ -83,11 +83,11 @@ class Load(NamedTuple):
 
 def load_of(candidate: Candidate, content: Content, fine_bytes: float) -> Load:
     """The work of a bucket with this codec. `fine_bytes` are those of a value in 16 bits, contribution and sum."""
-    each = candidate.bytes_per_value
+    value_bytes = candidate.bytes_per_value
     form = codec_of(candidate.codec).form
     if form is Form.LOW_RANK:
         coding_s = candidate.coding_s * (content.values - content.exact)
-        return Load(fine_bytes * content.exact + each * content.left, 0.0, each * content.right, coding_s)
+        return Load(fine_bytes * content.exact + value_bytes * content.left, 0.0, value_bytes * content.right, coding_s)
     if form is Form.EXACT:
-        return Load(each * content.values, 0.0)
-    return Load(each * content.coarse + fine_bytes * content.fine, candidate.coding_s * content.values)
+        return Load(value_bytes * content.values, 0.0)
+    return Load(value_bytes * content.coarse + fine_bytes * content.fine, candidate.coding_s * content.values)

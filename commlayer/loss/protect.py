@@ -10,11 +10,11 @@ from torch import Tensor
 
 def blocks_of(ranges: Iterable[tuple[int, int]], values: Tensor, block_bytes: int) -> Tensor:
     """Marks the blocks with an element of these ranges, (start, end) in elements; bool, one per block of `values`."""
-    each = block_bytes // values.itemsize
-    blocks = torch.zeros(-(-values.numel() // each), dtype=torch.bool)
+    block = block_bytes // values.itemsize
+    blocks = torch.zeros(-(-values.numel() // block), dtype=torch.bool)
     for start, end in ranges:
         if start < end:
-            blocks[start // each : (end - 1) // each + 1] = True
+            blocks[start // block : (end - 1) // block + 1] = True
     return blocks
 
 

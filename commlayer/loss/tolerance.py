@@ -109,8 +109,8 @@ class ByLayer(Tolerance):
                 f"as {{'*norm*': 0.0}}"
             )
 
-        def checked(each: float | Tolerance, whose: str) -> float | Tolerance:
-            return each if isinstance(each, Tolerance) else check_loss_bound(each, f"ByLayer: {each!r} for {whose}")
+        def checked(bound: float | Tolerance, whose: str) -> float | Tolerance:
+            return bound if isinstance(bound, Tolerance) else check_loss_bound(bound, f"ByLayer: {bound!r} for {whose}")
 
         classes = {pattern: checked(bound, repr(pattern)) for pattern, bound in loss_bounds.items()}
         rest = checked(otherwise, "otherwise")
@@ -141,13 +141,13 @@ class ByLayer(Tolerance):
 
     def loss_bound(self, step: int, parameter: Tensor) -> float:
         """See `Tolerance.loss_bound`. Raises ConfigError for a parameter of another model."""
-        each = self._of.get(parameter)
-        if each is None:
+        bound = self._of.get(parameter)
+        if bound is None:
             raise ConfigError(
                 f"ByLayer: a parameter of shape {tuple(parameter.shape)} belongs to another model; make the tolerance "
                 f"for the model that has the hook"
             )
-        return each.loss_bound(step, parameter) if isinstance(each, Tolerance) else each
+        return bound.loss_bound(step, parameter) if isinstance(bound, Tolerance) else bound
 
     def observe(self, step: int, bucket: int, gradients: Tensor) -> None:
         """See `Tolerance.observe`."""

@@ -109,8 +109,8 @@ class Cluster:
                 continue
             for host, count in counts.items():
                 if host in own_hosts:
-                    each = 1 if kind == "all_gather" else count  # an all-to-all has other bytes for each rank
-                    arriving[host] += each * (size - count) / size
+                    messages = 1 if kind == "all_gather" else count  # an all-to-all has other bytes for each rank
+                    arriving[host] += messages * (size - count) / size
                 if is_own and count > 1:
                     stays = True
                     others = (size - count) / (size * count) if kind == "all_gather" else (size - count) / size

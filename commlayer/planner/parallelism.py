@@ -99,7 +99,7 @@ def parallelism(
         if isinstance(result, Prediction):
             found.append(result)
             continue
-        too_large[family] = min(too_large.get(family, result), result, key=lambda each: each.ratio)
+        too_large[family] = min(too_large.get(family, result), result, key=lambda layout: layout.ratio)
         if nearest is None or result.ratio < nearest.ratio:
             nearest = result
     if not found and nearest is not None:
@@ -216,7 +216,7 @@ def _reason(own: Prediction, best: Prediction) -> str:
     ratio = own.step_s / best.step_s
     if ratio < 1 + 1e-6:
         return "as fast as the winner" + (", with more memory" if own.memory_bytes > best.memory_bytes else "")
-    name = max(own.parts, key=lambda each: own.parts[each] - best.parts[each])
+    name = max(own.parts, key=lambda part: own.parts[part] - best.parts[part])
     digits = f"{ratio:.2f}" if ratio < 10 else f"{ratio:.0f}"
     return f"{digits}x the winner's step: {name} {seconds(own.parts[name])} for {seconds(best.parts[name])}"
 

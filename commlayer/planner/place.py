@@ -21,7 +21,7 @@ class Place:
     """Relative to the cluster's first rank."""
     memory_bytes: float
     send: Link
-    """To the next position, from the last one to the first; gradients take it back."""
+    """The link to the next position, from the last one to the first; gradients take it back."""
     reduce: Link
     """Among the replicas."""
     host: int

@@ -128,7 +128,7 @@ class _Model:
         if all(n <= room for n, room in zip(layers, self.rooms(), strict=True)):
             return None
         needed = self.bytes(layers)
-        worst = max(range(len(needed)), key=lambda each: needed[each] / self.memory[each])
+        worst = max(range(len(needed)), key=lambda stage: needed[stage] / self.memory[stage])
         return TooLarge(self.layout, self.poorest[worst], needed[worst], self.memory[worst])
 
     def moved(self, exchanges: Iterable[Exchange], ranks: tuple[int, ...]) -> tuple[float, float]:
@@ -210,7 +210,7 @@ def predict(model: Transformer, cluster: Cluster, layout: Layout) -> Prediction 
         raise AssertionError(f"{layout}: no division fits, though the smallest does")
     layers = items if own.are_stages else (model.layers,)
     microbatches = (own.count,) * layout.replicas if own.are_stages else items
-    slowest = max(range(len(owners)), key=lambda each: owners[each].item_s * items[each] + owners[each].fixed_s)
+    slowest = max(range(len(owners)), key=lambda owner: owners[owner].item_s * items[owner] + owners[owner].fixed_s)
     n, units = (items[slowest], count) if own.are_stages else (model.layers, items[slowest])
     whole_s, step = pipeline_s(owners, items, count, fill_s), step_s(owners, items, count, fill_s)
     compute_s = units * n * times[slowest].compute_s

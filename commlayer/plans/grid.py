@@ -78,7 +78,7 @@ def all_reduce_segment(
     shards = partition(piece, owners, itemsize) + [Range(piece.offset, 0)] * (len(row) - owners)
 
     def between(own: Range, summed: Sequence[int]) -> list[int]:
-        column = [each[place] for each in rows]
+        column = [row[place] for row in rows]
         parts = partition(own, len(rows), itemsize)
         return direct.all_reduce_segment(b, column, parts, divisor=divisor, window=None, after=summed)
 
@@ -97,7 +97,7 @@ def broadcast_segment(b: PlanBuilder, members: Sequence[int], piece: Range, item
     """Copies the root's range of OUTPUT to all members; returns the steps after which it is there."""
     rows = rows_of(members)
     row, _ = _stand(b, rows)
-    heads = [root if root in each else each[0] for each in rows]
+    heads = [root if root in row else row[0] for row in rows]
     head = heads[rows.index(row)]
     came: list[int] = []
     if b.rank == head and len(rows) > 1:
@@ -143,11 +143,11 @@ def _column(rows: Sequence[Sequence[int]], row: Sequence[int], place: int) -> tu
     that none serves many.
     """
     mine = rows.index(row)
-    column = [each[place] if place < len(each) else each[mine % len(each)] for each in rows]
+    column = [row[place] if place < len(row) else row[mine % len(row)] for row in rows]
     receivers: list[int] = []
     for i in direct.others(rows, mine):
-        each = rows[i]
-        receivers += each[place : place + 1]
-        if len(each) > len(row) and place == i % len(row):
-            receivers.append(each[-1])
+        other = rows[i]
+        receivers += other[place : place + 1]
+        if len(other) > len(row) and place == i % len(row):
+            receivers.append(other[-1])
     return column, receivers

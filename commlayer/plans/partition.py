@@ -40,8 +40,8 @@ def partition(whole: Range, parts: int, itemsize: int, weights: Sequence[int] = 
         total = sum(weights)
         ends = [count * weight // total for weight in accumulate(weights)]
     else:
-        each, more = divmod(count, parts)
-        ends = [each * part + min(part, more) for part in range(1, parts + 1)]
+        least, more = divmod(count, parts)
+        ends = [least * part + min(part, more) for part in range(1, parts + 1)]
     ranges = []
     offset, end = whole.offset, whole.offset + whole.length
     for last in ends:

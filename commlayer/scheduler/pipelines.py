@@ -1,5 +1,4 @@
-"""Orders of computations in pipelines: 1F1B, interleaved with any group size, breadth first (AIAO), zero
-bubble and shifted.
+"""Orders of computations in pipelines: 1F1B, interleaved with any group size, breadth first (AIAO).
 
 `ranks` is p, `microbatches` M, `chunks` v (stages per rank). Rank r holds stages r, r + p, ..., r + (v - 1) p.
 """
@@ -73,38 +72,6 @@ def breadth_first(ranks: int, microbatches: int, chunks: int) -> list[list[Actio
     ]
 
 
-def zero_bubble(ranks: int, microbatches: int) -> list[list[Action]]:
-    """ZB-H1 (Zero Bubble Pipeline Parallelism, arXiv 2401.10241), as torch's `ScheduleInterleavedZeroBubble` has it for
-    one chunk: 1F1B, where the weight half of a backward fills a gap later.
-
-    Bubble (p - 1)(F + B - 2 W). Rank r keeps p micro-batches.
-    """
-    order = []
-    for rank, actions in enumerate(one_f_one_b(ranks, microbatches)):
-        weights = [Action("W", rank, microbatch) for microbatch in range(microbatches)]
-        found: list[Action] = []
-        for action in actions:
-            found.append(action if action.kind == "F" else action._replace(kind="I"))
-            if action.kind == "B" and action.microbatch >= rank:
-                found.append(weights[action.microbatch - rank])
-        order.append(found + weights[max(microbatches - rank, 0) :])
-    return order
-
-
-def shifted(ranks: int, microbatches: int) -> list[list[Action]]:
-    """Merak's shifted critical path (arXiv 2206.04959): 1F1B with recomputation, for the model alone.
-
-    All ranks but the last repeat each forward (R) before its backward, while its gradient is still on the way. The last
-    has no time to wait, and keeps its only micro-batch. The last but one makes its third forward before its first
-    backward, in the time until that gradient comes, so it keeps a micro-batch more.
-    """
-    _check(ranks, microbatches, 1)
-    order = one_f_one_b(ranks, microbatches)
-    if ranks > 1 and microbatches > 2:
-        order[-2][2:4] = order[-2][3:1:-1]
-    return recomputed(order, range(ranks - 1))
-
-
 def recomputed(order: Order, ranks: Container[int]) -> list[list[Action]]:
     """`order`, where these ranks repeat each forward (R) right before its backward: R waits for no gradient."""
     found = []
@@ -114,7 +81,7 @@ def recomputed(order: Order, ranks: Container[int]) -> list[list[Action]]:
             [action._replace(kind="R"), action] if action.kind in repeats and action.part == 0 else [action]
             for action in actions
         )
-        found.append([each for pair in pairs for each in pair])
+        found.append([action for pair in pairs for action in pair])
     return found
 
 
@@ -129,7 +96,9 @@ def sliced(actions: Sequence[Action], slices: int) -> list[Action]:
         if action.kind in ("F", "B"):
             first = action.microbatch * slices
             numbers = range(first, first + slices)
-            order += [action._replace(microbatch=each) for each in (numbers if action.kind == "F" else numbers[::-1])]
+            order += [
+                action._replace(microbatch=number) for number in (numbers if action.kind == "F" else numbers[::-1])
+            ]
     return order
 
 

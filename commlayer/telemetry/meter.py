@@ -221,7 +221,7 @@ def _leading(marks: list[Mark]) -> list[Mark]:
     counts: dict[tuple[bool, int], int] = {}
     for mark in marks:
         counts[mark.is_hook, mark.source] = counts.get((mark.is_hook, mark.source), 0) + 1
-    best = max(counts, key=lambda each: (each[0], counts[each]), default=None)
+    best = max(counts, key=lambda key: (key[0], counts[key]), default=None)
     return [mark for mark in marks if (mark.is_hook, mark.source) == best]
 
 

@@ -111,7 +111,7 @@ def in_steps(before: Reading, now: Reading) -> dict[str, Any]:
 def _lags(before: Mapping[int, Lag], now: Mapping[int, Lag]) -> list[list[int]]:
     """The peers that this rank has waited for longest: rank, and microseconds."""
     waits = [[rank, lag.waited_us - before.get(rank, Lag(0, 0)).waited_us] for rank, lag in now.items()]
-    return sorted((wait for wait in waits if wait[1] > 0), key=lambda each: -each[1])[:LAGS_TOLD]
+    return sorted((wait for wait in waits if wait[1] > 0), key=lambda wait: -wait[1])[:LAGS_TOLD]
 
 
 @dataclasses.dataclass

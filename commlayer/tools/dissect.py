@@ -200,18 +200,18 @@ class Verifier:
         for packet in packets:
             self._peers.setdefault(packet.sender, packet.packet.source)
 
-    def verify(self, each: Captured) -> bool | None:
+    def verify(self, captured: Captured) -> bool | None:
         """Whether the tag is right; None if the receiver is unknown. Call it in the order of the capture."""
-        if each.receiver not in self._peers:
+        if captured.receiver not in self._peers:
             return None
-        ack = KINDS.get(each.packet.kind) == "ACK"
-        stream = (each.sender, each.receiver, ack)
-        low = each.packet.group if ack else each.packet.number
+        ack = KINDS.get(captured.packet.kind) == "ACK"
+        stream = (captured.sender, captured.receiver, ack)
+        low = captured.packet.group if ack else captured.packet.number
         last = self._numbers.get(stream, 0)
         number = max(low, last + ((low - last + (1 << 31)) % (1 << 32) - (1 << 31)))  # the nearest one to the last
         good = any(
-            tag(bytes(each.packet), self._key, self._peers[each.receiver], auth=auth, number_high=number >> 32)
-            == each.packet.tag
+            tag(bytes(captured.packet), self._key, self._peers[captured.receiver], auth=auth, number_high=number >> 32)
+            == captured.packet.tag
             for auth in AUTHS
         )
         if good:

@@ -39,7 +39,8 @@ TAGGED = 64
 """Parts whose tags are made at once: those of a long state take longer than a reader waits for an answer."""
 
 _HEAD = struct.Struct(f"<{TAG_BYTES}sQQ")
-"""Of a part of a code: its tag, the place of its first value in the state in bytes, and the number of its values."""
+"""The head of a part of a code: its tag, the place of its first value in the state in bytes, and the number of its
+values."""
 
 
 def tag(piece: Tensor | bytes | memoryview, name: str, number: int) -> bytes:

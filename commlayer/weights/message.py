@@ -25,7 +25,7 @@ from ..transport.secret import read_secret
 from .parts import PUBLISHER
 
 PROTOCOL = 4
-"""Of the messages; a release that changes them raises it."""
+"""The version of the messages; a release that changes them raises it."""
 
 RELEASE = importlib.metadata.version("commlayer")
 
@@ -35,13 +35,14 @@ whose source has failed; a `Want`: so many parts of its own seat have passed thr
 answer have come; a `Head`: it holds a version, and can give it."""
 
 HEARD, WHOLE, DIFFERENCE, TEXT, PART, LAST, END = b"heard", b"whole", b"difference", b"text", b"part", b"last", b"end"
-"""Of the publisher. HEARD has a `Head`: it knows the question. WHOLE and DIFFERENCE have a `Head` and a `Plan`. The
-text of the layout follows in TEXT, if the reader lacks it, and the tags of the parts of a whole state, if readers give
-them; then come parts of the content, and at some time LAST: how many parts each seat has. The second frame of these
-three is their place, the third the bytes."""
+"""Kinds of the publisher's messages. HEARD has a `Head`: it knows the question. WHOLE and DIFFERENCE have a `Head` and
+a `Plan`. The text of the layout follows in TEXT, if the reader lacks it, and the tags of the parts of a whole state, if
+readers give them; then come parts of the content, and at some time LAST: how many parts each seat has. The second frame
+of these three is their place, the third the bytes."""
 
 WANT, GONE = b"want", b"gone"
-"""Of a reader to another one, which answers with PART, or that it has the content no more; both with a `Want`."""
+"""Kinds between readers: a question, answered with PART, and the answer of one that has the content no more; both have
+a `Want`."""
 
 ASK_MAX_BYTES = 64 << 10
 
@@ -85,10 +86,10 @@ class Head:
     tags_bytes: int = 0
     """The length of the tags in an answer."""
     address: str = ""
-    """In questions: where the reader serves others; empty: nowhere."""
+    """The address at which the asking reader serves others; empty: nowhere."""
     protocol: int = PROTOCOL
     release: str = RELEASE
-    """Of commlayer."""
+    """The release of commlayer."""
 
     def text(self) -> bytes:
         """The message as JSON."""
@@ -105,9 +106,9 @@ class Plan:
     """How the content of an answer comes to a reader."""
 
     name: str
-    """Of the content, the same for all its readers; empty: too short to be shared."""
+    """The content's name, the same for all its readers; empty: too short to be shared."""
     sources: list[str]
-    """Of each seat: the address of a reader, or PUBLISHER."""
+    """The source of each seat: the address of a reader, or PUBLISHER."""
     deal: int = 0
     """Names a `Deal`: the publisher gives each part to the first seat that has room. 0: part `n` belongs to seat `n`
     modulo the number of seats."""
@@ -144,7 +145,7 @@ class Want:
     request: int
     """The number of the reader's question to the publisher."""
     name: str
-    """Of the content."""
+    """The content's name."""
     seat: int
     seats: int
     deal: int
@@ -189,7 +190,7 @@ def _read(cls: type[_Message], text: bytes) -> _Message:
         least = -1 if name == "base" else 0
         if type(value) is not fields[name] or (isinstance(value, int) and not least <= value < VERSIONS):
             raise ValueError(f"{name} is {value!r:.40}")
-        if isinstance(value, list) and not all(isinstance(each, str) for each in value):
+        if isinstance(value, list) and not all(isinstance(item, str) for item in value):
             raise ValueError(f"{name} is {value!r:.40}")
     return cls(**found)
 

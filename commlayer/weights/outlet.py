@@ -53,7 +53,7 @@ class Outlet:
             self._gate.socket.close()
             raise ConfigError(f"{endpoint}: {error.strerror}; use a free port, and an address of this host") from error
         self.sent_bytes = 0
-        """Of all messages; CURVE and TCP add about 1 % to them."""
+        """The bytes of all messages; CURVE and TCP add about 1 % to them."""
 
     @property
     def port(self) -> int:

@@ -158,7 +158,9 @@ class Server:
         try:
             while not self._is_closing and not self._is_over():
                 is_leaving = any(departure.message is not None for departure in self._departures.values())
-                is_dealing = any(each.deal and not each.deal.is_ended for each in self._departures.values())
+                is_dealing = any(
+                    departure.deal and not departure.deal.is_ended for departure in self._departures.values()
+                )
                 limits_s = [push_s] * is_leaving + [LOOK_S] * (is_dealing or self._end_s is not None)
                 now_s = time.monotonic()
                 limits_s += [max(gathering.until_s - now_s, 0.0) for gathering in self._gatherings.values()]

@@ -29,7 +29,7 @@ class Reader:
     """A reader, as the publisher knows it."""
 
     descriptor: int
-    """Of its connection."""
+    """The descriptor of its connection."""
     address: str = ""
     """Where it serves others; empty: nowhere."""
     sent: str = ""
@@ -88,7 +88,9 @@ def deal(asking: Sequence[Reader], holders: Iterable[Reader], now_s: float) -> l
             if reader.shares(now_s) and is_loopback(reader.address) == side
         ]
         givers = [number for number in own if asking[number].serves(now_s)]
-        first = sorted((reader for reader in able if is_loopback(reader.address) == side), key=lambda each: each.load)
+        first = sorted(
+            (reader for reader in able if is_loopback(reader.address) == side), key=lambda reader: reader.load
+        )
         if len(givers) > 1:
             groups = _groups([asking[number] for number in givers])
             members = iter(givers)

@@ -43,7 +43,7 @@ def device_is_cpu() -> None:
 
 def causal(self: Any, q_BLNH: Tensor, k_BLNH: Tensor, v_BLNH: Tensor, *, scale: Any = None, **__: Any) -> Tensor:  # noqa: N803, ARG001
     """Causal attention, in place of FlexAttention, which has no backward pass on the CPU."""
-    q, k, v = (each.transpose(1, 2) for each in (q_BLNH, k_BLNH, v_BLNH))
+    q, k, v = (tensor.transpose(1, 2) for tensor in (q_BLNH, k_BLNH, v_BLNH))
     shared = q.shape[1] != k.shape[1]
     return nn.functional.scaled_dot_product_attention(
         q, k, v, is_causal=True, scale=scale, enable_gqa=shared

@@ -58,7 +58,7 @@ void sim_host_free(struct sim_host *host);
 void sim_member_open(struct sim_member *member, struct sim_rank *rank, struct sim_host *host,
                      const struct cl_group_options *options, struct cl_endpoint *endpoint, struct cl_group_io io);
 
-/* Of its group; the last one, once it has left. */
+/* The status of its group; that of the last one, once it has left. */
 static inline int sim_member_status(const struct sim_member *member)
 {
     return member->state == SIM_LEFT ? member->status : atomic_load(&member->group.status);

@@ -318,9 +318,9 @@ def scale() -> Iterator[tuple[Hosts, Iterator[Shape]]]:
         yield (
             tuple((rank,) for rank in range(world)),
             (
-                Shape("all_reduce", length // 4, 4, False, 0, each)
+                Shape("all_reduce", length // 4, 4, False, 0, chosen)
                 for length in SCALE_BYTES
-                for each in settings[: 3 if world < 1000 else 1]
+                for chosen in settings[: 3 if world < 1000 else 1]
             ),
         )
 

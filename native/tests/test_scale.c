@@ -12,7 +12,7 @@ enum {
     MINUTE_US = 60000000,
 };
 
-/* Of the heap; 0 under ASan, which has an allocator of its own. */
+/* Bytes of the heap; 0 under ASan, which has an allocator of its own. */
 static size_t heap_bytes(void)
 {
     struct mallinfo2 info = mallinfo2();

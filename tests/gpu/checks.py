@@ -78,7 +78,7 @@ def host_goes_on(lab: Lab, rank: int, size: int) -> None:
 
 def many_in_flight(lab: Lab, rank: int, size: int) -> None:
     """A hundred operations of different sizes, waited for in another order."""
-    tensors = [lab.tensor(torch.full((1 + 997 * each,), each + rank + 0.0)) for each in range(100)]
+    tensors = [lab.tensor(torch.full((1 + 997 * length,), length + rank + 0.0)) for length in range(100)]
     works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
     for work in reversed(works):
         work.wait()
@@ -287,7 +287,7 @@ def beside_nccl(lab: Lab, rank: int, size: int) -> None:
     Each has one rank, as NCCL takes no two on one GPU.
     """
     backend = "cpu:commlayer,cuda:nccl" if lab.device.type == "cuda" else "commlayer"
-    groups = [dist.new_group([each], backend=backend) for each in range(size)]
+    groups = [dist.new_group([rank], backend=backend) for rank in range(size)]
     for tensor in (lab.tensor(torch.ones(4096)), torch.ones(4096)):
         dist.all_reduce(tensor, group=groups[rank])
         dist.broadcast(tensor, rank, group=groups[rank])
@@ -295,8 +295,8 @@ def beside_nccl(lab: Lab, rank: int, size: int) -> None:
 
 
 CHECKS: dict[str, Check] = {
-    each.__name__: each
-    for each in (
+    check.__name__: check
+    for check in (
         collectives,
         rooted,
         order,
@@ -314,7 +314,7 @@ CHECKS: dict[str, Check] = {
         failure,
     )
 }
-ON_GPUS: dict[str, Check] = {each.__name__: each for each in (*training.ON_GPUS, beside_nccl)}
+ON_GPUS: dict[str, Check] = {check.__name__: check for check in (*training.ON_GPUS, beside_nccl)}
 """These need a GPU: a fake of one does not order the kernels of a model behind its streams."""
 
 
@@ -359,5 +359,5 @@ def left(lab: Lab, rank: int, size: int) -> None:
         dist.all_reduce(tensor, async_op=True)
 
 
-UNTIDY: dict[str, Check] = {each.__name__: each for each in (killed, left)}
+UNTIDY: dict[str, Check] = {check.__name__: check for check in (killed, left)}
 """These do not leave the group."""

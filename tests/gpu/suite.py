@@ -182,7 +182,7 @@ def main() -> int:
     made = jobs_on_fake if options.fake else jobs
     for part, name, mode, body in itertools.chain.from_iterable(made() for _ in range(options.times)):
         asked = (options.only or [name], [options.part or part], [options.mode or mode])
-        if all(each in among for each, among in zip((name, part, mode), asked, strict=True)):
+        if all(value in wanted for value, wanted in zip((name, part, mode), asked, strict=True)):
             report.run(part, name, mode, body)
     print(f"{report.failed} checks failed" if report.failed else "all checks passed", f"({options.report})")
     return int(report.failed > 0)

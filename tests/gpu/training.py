@@ -105,7 +105,7 @@ def within(lab: Lab, rank: int, size: int) -> None:
         state = commlayer.HookState(commlayer.Policy(deterministic=True), within=group)
         model.register_comm_hook(state, commlayer.allreduce_hook)
         _loop(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), rank, device)
-        found.append([each.detach().cpu() for each in model.parameters()])
+        found.append([parameter.detach().cpu() for parameter in model.parameters()])
     for mine, theirs in zip(*found, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
 

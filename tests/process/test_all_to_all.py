@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -15,6 +15,7 @@ import commlayer
 from commlayer import Policy
 from commlayer.frontend.group.rows import FLOATS
 from tests import ranks
+from tests.drawn import alike
 from tests.process.hosts import LOOPBACK, on_hosts
 
 CODECS = ("none", "f16", "bf16", "int8", "int4")
@@ -64,10 +65,7 @@ SPLITS = st.lists(st.lists(st.integers(0, 5), min_size=3, max_size=3), min_size=
 def test_random_splits_with_gradients(rank: int, size: int, hosts: Sequence[int]) -> None:
     """Every codec, type and width; gradients travel back the same way."""
 
-    @settings(
-        max_examples=25, derandomize=True, database=None, deadline=None, phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )  # fmt: skip
+    @alike(25)
     @given(SPLITS, st.sampled_from([1, 3, 64, 97]), st.sampled_from(CODECS), st.sampled_from(FLOATS), st.booleans())
     def trial(matrix: Any, width: int, codec: str, dtype: torch.dtype, is_async: bool) -> None:
         policy = Policy(codec=codec)

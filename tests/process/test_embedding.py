@@ -92,7 +92,7 @@ def test_random_programs_have_the_bits_of_no_cache(rank: int, size: int, seed: i
 @ranks.on(3, ranks.run_job)
 def test_values_are_those_of_one_process(rank: int, size: int) -> None:
     for optimizer in ("sgd", "adagrad"):
-        rows, every = 40, [drawn(each, 7, 40, 12) for each in range(size)]
+        rows, every = 40, [drawn(rank, 7, 40, 12) for rank in range(size)]
         table = commlayer.embedding.Remote("one", rows, WIDTH, lr=0.05, optimizer=optimizer, cache=0.5, init=first)
         seen = train(table, every[rank])
         reference = Reference(rows, 0.05, optimizer)

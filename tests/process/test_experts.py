@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -16,6 +16,7 @@ import commlayer
 from commlayer import Policy
 from commlayer.frontend.group.backend import CommProcessGroup
 from tests import ranks
+from tests.drawn import alike
 from tests.process.hosts import LOOPBACK, on_hosts
 
 SIZE = 4
@@ -111,10 +112,7 @@ def test_random_programs_are_exact_and_send_each_token_once_to_a_host(rank: int,
     counts: list[tuple[torch.dtype, int, int]] = []
     counted(counts, hosts, rank)
 
-    @settings(
-        max_examples=60, derandomize=True, database=None, deadline=None, phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )  # fmt: skip
+    @alike(60)
     @given(programs())
     def trial(program: Program) -> None:
         ours, theirs = Job(program), Job(program)

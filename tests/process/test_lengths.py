@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import commlayer
 from tests import ranks
+from tests.drawn import alike
 
 SIZE = 3
 
@@ -115,10 +116,7 @@ SPLITS = st.lists(st.lists(st.integers(0, 3), min_size=SIZE, max_size=SIZE), min
 def test_random_splits_that_fit(rank: int, size: int) -> None:
     """Most with ranks that have nothing for each other: the right calls stay as they are."""
 
-    @settings(
-        max_examples=150, derandomize=True, database=None, deadline=None, phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )  # fmt: skip
+    @alike(150)
     @given(SPLITS, st.sampled_from([1, 40_000]))
     def trial(matrix: list[list[int]], width: int) -> None:
         received = [row[rank] for row in matrix]

@@ -47,7 +47,7 @@ class BaseMoELayer(nn.Module):
         rows, counts, weights = steps.dispatch_postprocess(*steps.token_dispatch(rows, weights))
         parts = zip(rows.split(counts.tolist()), weights.split(counts.tolist()), strict=True)
         first = dist.get_rank() * EXPERTS // SIZE
-        outputs = torch.cat([(each @ matrices[first + at]) * by[:, None] for at, (each, by) in enumerate(parts)])
+        outputs = torch.cat([(part @ matrices[first + at]) * by[:, None] for at, (part, by) in enumerate(parts)])
         return steps.combine_postprocess(steps.token_combine(steps.combine_preprocess(outputs)))  # type: ignore[no-any-return]
 
 

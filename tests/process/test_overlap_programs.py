@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 import commlayer
 from tests import ranks
+from tests.drawn import alike
 from tests.process.training_loop import OPTIMIZERS, check_same
 
 WIDTH, STEPS = 6, 4
@@ -191,10 +192,7 @@ def test_a_later_step_takes_a_parameter_in_another_way(rank: int, size: int, nam
 
 @ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
 def test_drawn_programs(rank: int, size: int) -> None:
-    @settings(
-        max_examples=30, derandomize=True, database=None, deadline=None, phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )  # fmt: skip
+    @alike(30)
     @given(PROGRAMS)
     def run(drawn: Program) -> None:
         check(rank, drawn)

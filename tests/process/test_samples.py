@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 import commlayer
 from commlayer.frontend.gradients.samples import COUNT_MAX
 from tests import ranks
+from tests.drawn import alike
 from tests.drift import check_equal, directions, hooked, step_of
 from tests.process.test_disabled import DISABLED
 from tests.process.training_loop import check_one_step_late, run_both, usual
@@ -127,10 +128,7 @@ def residual(state: commlayer.HookState, parameter: Tensor) -> Tensor:
 
 @ranks.on(SIZE, ranks.run_job, environ=ranks.NETWORK)
 def test_drawn_programs(rank: int, size: int) -> None:
-    @settings(
-        max_examples=15, derandomize=True, database=None, deadline=None, phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )  # fmt: skip
+    @alike(15)
     @given(PROGRAMS)
     def run(drawn: Program) -> None:
         check(rank, drawn)

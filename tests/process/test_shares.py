@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -18,11 +18,9 @@ from commlayer.loss import operation_policy
 from commlayer.plans.weights import EQUAL, Weights
 from commlayer.transport.base import Qos
 from tests import ranks
+from tests.drawn import alike
 
-DRAWN = settings(
-    max_examples=25, derandomize=True, database=None, deadline=None, phases=[Phase.generate],
-    suppress_health_check=list(HealthCheck),
-)  # fmt: skip
+DRAWN = alike(25)
 
 
 class Sum(NamedTuple):

@@ -6,12 +6,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import commlayer
 from tests import ranks
+from tests.drawn import alike
 from tests.slices import Job, Stage, mean_loss, nested_of, pair_of, sum_loss
 
 Make = Callable[[Job, int, int, Any], tuple[Any, list[Stage]]]
@@ -96,11 +97,11 @@ def compare(job: Job, schedule: Any, modules: list[Stage], rank: int, size: int,
         assert output is None
         assert losses == []
     for number, module in zip(range(rank, job.stages, size), modules, strict=True):
-        for name, each in module.named_parameters():
+        for name, parameter in module.named_parameters():
             exact = exact_gradients[number][name]
-            assert (each.grad is None) == (exact is None), (number, name)
+            assert (parameter.grad is None) == (exact is None), (number, name)
             if exact is not None:
-                torch.testing.assert_close(each.grad, exact, rtol=1e-9, atol=1e-11)
+                torch.testing.assert_close(parameter.grad, exact, rtol=1e-9, atol=1e-11)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
@@ -110,10 +111,7 @@ def test_losses_and_gradients_are_those_of_whole_sequences(size: int, wire: dict
 
 
 def _random_programs(rank: int, size: int) -> None:
-    @settings(
-        max_examples=8, derandomize=True, database=None, deadline=None, phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )  # fmt: skip
+    @alike(8)
     @given(jobs(size), st.integers(0, 1 << 20))
     def trial(drawn: tuple[str, Job], seed: int) -> None:
         name, job = drawn
@@ -138,7 +136,7 @@ def test_eval_and_whole_sequences_again(rank: int, size: int) -> None:
         torch.testing.assert_close(output, exact)
         torch.testing.assert_close(losses, JOB.expected(3)[0])
         assert not any(loss.requires_grad for loss in losses)
-    assert all(each.grad is None for each in modules[0].parameters())
+    assert all(parameter.grad is None for parameter in modules[0].parameters())
     compare(JOB, schedule, modules, rank, size, 4)
     handle.remove()
     compare_whole = step(JOB, schedule, rank, size, 3)[1]
@@ -160,7 +158,7 @@ def test_with_attach(rank: int, size: int) -> None:
             for module in modules:
                 del module.unused, module.frozen
                 vars(module)["frozen"] = torch.ones(1, dtype=torch.float64)
-            parameters = [each for module in modules for each in module.parameters()]
+            parameters = [parameter for module in modules for parameter in module.parameters()]
             optimizer = torch.optim.SGD(parameters, lr=0.1)
             handle = commlayer.pipeline.slices(schedule, job.lengths)
             attachment = None
@@ -171,14 +169,14 @@ def test_with_attach(rank: int, size: int) -> None:
             for number in range(3):
                 step(job, schedule, place, 2, 10 * number + replica)
                 if not attached:
-                    for each in parameters:
-                        dist.all_reduce(each.grad, dist.ReduceOp.AVG, group=replicas[place])
+                    for parameter in parameters:
+                        dist.all_reduce(parameter.grad, dist.ReduceOp.AVG, group=replicas[place])
                 optimizer.step()
                 optimizer.zero_grad()
             if attachment is not None:
                 attachment.remove()
                 handle.remove()
-            seen.append([each.detach().clone() for each in parameters])
+            seen.append([parameter.detach().clone() for parameter in parameters])
         for plain, ours in zip(*seen, strict=True):
             assert torch.equal(plain, ours), name
 

@@ -17,7 +17,7 @@ from tests import ranks
 def test_all_hear_what_each_one_says(rank: int, size: int) -> None:
     group = CommProcessGroup(ranks.store(), rank, size, timedelta(seconds=20), "unknown")
     assert told_by_all(group, {"rank": rank, "long": "x" * 1000 * rank}) == [
-        {"rank": each, "long": "x" * 1000 * each} for each in range(size)
+        {"rank": rank, "long": "x" * 1000 * rank} for rank in range(size)
     ]
     assert told_by_all(group, None) == [None] * size
     assert not dist.is_initialized()

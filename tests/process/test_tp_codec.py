@@ -28,7 +28,7 @@ def relative(found: Tensor, exact: Tensor) -> float:
 def assert_same_on_all_ranks(values: Tensor) -> None:
     everywhere = [torch.empty_like(values) for _ in range(dist.get_world_size())]
     dist.all_gather(everywhere, values.contiguous())
-    assert all(torch.equal(each, values) for each in everywhere)
+    assert all(torch.equal(received, values) for received in everywhere)
 
 
 @pytest.mark.parametrize(("codec", "most"), [("int8", 0.1), ("bf16", 0.03), ("f16", 0.003)])
@@ -102,8 +102,8 @@ def test_encoded_sums_overlap_in_both_directions(rank: int, size: int) -> None:
         forward = events.copy()
         events.clear()
         output.sum().backward()
-    for each in (forward, events):
-        assert exposed(each) == [max(n for _, n in each)], each  # the last one has nothing to hide behind
+    for seen in (forward, events):
+        assert exposed(seen) == [max(n for _, n in seen)], seen  # the last one has nothing to hide behind
 
 
 class Wide(nn.Module):

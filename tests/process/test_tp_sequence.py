@@ -52,7 +52,9 @@ def stack(kind: str) -> nn.Sequential:
     torch.manual_seed(1)
     if kind == "titan":
         return nn.Sequential(*(Inner(Perceptron()) for _ in range(LAYERS)))
-    return nn.Sequential(*(each() for _ in range(LAYERS) for each in ((Attention, Mlp) if kind == "mixed" else (Mlp,))))
+    return nn.Sequential(
+        *(kind_of() for _ in range(LAYERS) for kind_of in ((Attention, Mlp) if kind == "mixed" else (Mlp,)))
+    )
 
 
 def parallel(kind: str, mesh: DeviceMesh) -> nn.Sequential:
@@ -169,12 +171,12 @@ def test_exchanges_overlap_in_both_directions(rank: int, size: int, kind: str) -
             forward = events.copy()
             events.clear()
             output.sum().backward()
-        counts[parts] = [sum(kind == "start" for kind, _ in each) for each in (forward, events)]
-        for each in (forward, events):
+        counts[parts] = [sum(kind == "start" for kind, _ in seen) for seen in (forward, events)]
+        for seen in (forward, events):
             if parts == 1:
-                assert len(exposed(each)) == 2 * LAYERS
+                assert len(exposed(seen)) == 2 * LAYERS
             else:
-                assert exposed(each) == [max(n for _, n in each)], each  # the last one has nothing to hide behind
+                assert exposed(seen) == [max(n for _, n in seen)], seen  # the last one has nothing to hide behind
     assert counts == {parts: [2 * LAYERS * parts] * 2 for parts in (1, 2, 3)}
 
 

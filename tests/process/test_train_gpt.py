@@ -58,8 +58,8 @@ def on_gloo(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     "arguments",
     [
-        pytest.param(each.split(), id=each, marks=pytest.mark.slow if "gloo" in each else ())
-        for each in ("--backend commlayer", "--backend commlayer --hook", "--backend gloo --overlap")
+        pytest.param(options.split(), id=options, marks=pytest.mark.slow if "gloo" in options else ())
+        for options in ("--backend commlayer", "--backend commlayer --hook", "--backend gloo --overlap")
     ],
 )
 def test_learns_the_same_as_on_gloo(on_gloo: list[dict[str, Any]], tmp_path: Path, arguments: list[str]) -> None:

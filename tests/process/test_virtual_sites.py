@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given
 
 import commlayer
 from bench.jobs.virtual_sites import VirtualSites
@@ -12,6 +12,7 @@ from commlayer.frontend.local.outer import Outer
 from commlayer.frontend.local.rounds import Form, Rounds
 from commlayer.frontend.local.turns import Turns
 from tests import ranks
+from tests.drawn import alike
 from tests.process.test_local_steps import Given, Program, programs
 
 SIZE = 3
@@ -67,10 +68,7 @@ def virtually(rank: int, drawn: Program) -> list[bytes]:
 
 @ranks.on(SIZE, ranks.run_job, environ=IN_ORDER)
 def test_drawn_programs_have_the_bits_of_the_network(rank: int, size: int) -> None:
-    @settings(
-        max_examples=20, derandomize=True, database=None, deadline=None, phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )  # fmt: skip
+    @alike(20)
     @given(programs(is_weighted=False))
     def run(drawn: Program) -> None:
         assert on_the_network(rank, drawn) == virtually(rank, drawn), drawn

@@ -17,8 +17,8 @@ def rows(*numbers: int) -> Rows:
 
 def end(home: Home, orders: list[Orders], gradient: float = 1.0) -> None:
     """Ends a step whose ranks return zeros, and send this gradient for each row."""
-    returned = [torch.zeros(int((each.marks == RETURN).sum()) + len(each.leaving), 1) for each in orders]
-    summed = [torch.full((int((each.marks == GRADIENT).sum()), 1), gradient) for each in orders]
+    returned = [torch.zeros(int((order.marks == RETURN).sum()) + len(order.leaving), 1) for order in orders]
+    summed = [torch.full((int((order.marks == GRADIENT).sum()), 1), gradient) for order in orders]
     home.end(orders, returned, summed)
 
 
@@ -30,18 +30,18 @@ def test_a_row_goes_where_it_is_used_next() -> None:
     late = home.late([np.zeros(2, np.uint8), np.zeros(1, np.uint8)])
     assert [part[:, 0].tolist() for part in late] == [[0, 1], [2]]
     orders = home.orders()
-    assert [each.marks.tolist() for each in orders] == [[KEEP, RETURN], [KEEP]]  # rank 1 needs row 1 next
-    assert [each.early.tolist() for each in orders] == [[0, COPY], [0, COPY]]  # this step has used 0 and 1
+    assert [order.marks.tolist() for order in orders] == [[KEEP, RETURN], [KEEP]]  # rank 1 needs row 1 next
+    assert [order.early.tolist() for order in orders] == [[0, COPY], [0, COPY]]  # this step has used 0 and 1
     assert [part[:, 0].tolist() for part in home.early(orders)] == [[3], [3]]
     end(home, orders)
-    late = home.late([each.early for each in orders])
+    late = home.late([order.early for order in orders])
     assert [part[:, 0].tolist() for part in late] == [[], [0]]  # row 1, as it has returned
     orders = home.orders()
-    assert [each.marks.tolist() for each in orders] == [[KEEP, GRADIENT], [KEEP, GRADIENT]]
+    assert [order.marks.tolist() for order in orders] == [[KEEP, GRADIENT], [KEEP, GRADIENT]]
     end(home, orders)
     assert home.records[3, 0] == 3 - 0.5 * 2  # both gradients
     home.learn([rows(2), rows()])  # rank 1 has row 2, and rank 0 will use it
-    home.late([each.early for each in orders])
+    home.late([order.early for order in orders])
     orders = home.orders()
     assert orders[1].leaving.tolist() == [2]
     assert orders[0].marks.tolist() == [RETURN]
@@ -55,9 +55,9 @@ def test_an_unused_row_comes_before_its_step() -> None:
     home.learn([rows(2), rows(3)])
     home.late([np.zeros(1, np.uint8)] * 2)
     orders = home.orders()
-    assert [each.early.tolist() for each in orders] == [[LENT], [LENT]]
+    assert [order.early.tolist() for order in orders] == [[LENT], [LENT]]
     end(home, orders)
-    assert [len(part) for part in home.late([each.early for each in orders])] == [0, 0]
+    assert [len(part) for part in home.late([order.early for order in orders])] == [0, 0]
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -66,11 +66,11 @@ def test_the_cache_is_beladys_when_all_steps_are_known(seed: int) -> None:
     count, room, steps = 60, int(random.integers(1, 30)), 80
     used = [np.unique((count * random.random(9) ** 2).astype(np.int64)) for _ in range(steps)]
     home = Home(count, 1, room, RULE)
-    for each in used:
-        home.learn([each])
+    for batch in used:
+        home.learn([batch])
     hits, before, orders = 0, home.held(0), [Orders(np.zeros(0, np.uint8), np.zeros(len(used[0]), np.uint8), rows())]
-    for each in used:
-        hits += int(np.isin(each, before).sum())
+    for batch in used:
+        hits += int(np.isin(batch, before).sum())
         home.late([orders[0].early])
         orders = home.orders()
         announced = home.held(0)

@@ -272,7 +272,7 @@ class Remote:
         marks = [np.concatenate([orders.marks, orders.early]) for orders in self._orders]
         counts = [n + m for n, m in zip(now.counts, after.counts if after else [0] * self._size, strict=True)]
         heard = self._exchange(
-            torch.from_numpy(np.concatenate(marks)).reshape(-1, 1), [len(each) for each in marks], counts
+            torch.from_numpy(np.concatenate(marks)).reshape(-1, 1), [len(part) for part in marks], counts
         )
         going = torch.from_numpy(np.concatenate([orders.leaving for orders in self._orders])).reshape(-1, 1)
         left = self._exchange(going, [len(orders.leaving) for orders in self._orders], leaving)
@@ -363,7 +363,7 @@ def ahead(batches: Iterable[Batch], tables: Mapping[Remote, Callable[[Batch], Te
         while is_open and len(read) <= distance:
             taken = list(itertools.islice(source, 1))
             learned = [table._learn(ids(taken[0]) if taken else None) for table, ids in tables.items()]
-            rows = [each for each in learned if each is not None]
+            rows = [ids for ids in learned if ids is not None]
             is_open = len(rows) == len(learned)
             if is_open:
                 read.append((taken[0], rows))

@@ -70,7 +70,7 @@ def check_ranks(has: dist.ProcessGroup | None, given: dist.ProcessGroup, who: st
     """Raises ConfigError if a HookState has a group of other ranks than `given`, which `who` hands to it."""
     if has is None:
         return
-    ranks, wanted = (sorted(dist.get_process_group_ranks(each)) for each in (has, given))
+    ranks, wanted = (sorted(dist.get_process_group_ranks(group)) for group in (has, given))
     if ranks != wanted:
         raise ConfigError(
             f"{who}(state=...): its process_group has ranks {ranks}, and the gradients are those of ranks {wanted}; "

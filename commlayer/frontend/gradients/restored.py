@@ -15,7 +15,7 @@ log = logging.getLogger("commlayer")
 
 @dataclasses.dataclass
 class Restored:
-    """Of a new state: nothing."""
+    """What a checkpoint told; a new state was told nothing."""
 
     world_size: int = 0
     """Ranks of the job, or of this one, once it has made a step; 0: none was made."""

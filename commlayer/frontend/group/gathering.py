@@ -32,9 +32,9 @@ class MemberHandle:
     """A process, as a member of a WORLD or before it is one; as text, a handle of torch's contract."""
 
     rank: int
-    """In the WORLD that it is a member of now."""
+    """Its rank in the WORLD that it is a member of now."""
     uuid: int | None
-    """Of that WORLD; None: it has been in none."""
+    """The number of that WORLD; None: it has been in none."""
     life: str
     """Identifies the process group of the process."""
     process: int

@@ -33,7 +33,7 @@ class Outer(NamedTuple):
 
     @staticmethod
     def default(turns: Turns) -> Outer:
-        """By the trials of docs/local.md: momentum pays with a short delay, and harms with a long one."""
+        """The best of the trials of docs/local.md: momentum pays with a short delay, and harms with a long one."""
         if turns.mean_delay * 4 > turns.every:
             return PLAIN
         if turns.delay:

@@ -40,7 +40,7 @@ FIELDS = ("sizes", "shared", "momentum", "steps", "syncs", *tally.FIELDS, "buffe
 """The names in a saved state."""
 
 PAUSE_S = 0.001
-"""Of a rank that sends or receives a state, between two looks for the end of a sync."""
+"""The pause of a rank that sends or receives a state, between two looks for the end of a sync."""
 
 
 class Form(NamedTuple):

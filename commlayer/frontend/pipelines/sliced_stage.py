@@ -64,7 +64,7 @@ class SlicedStage:
         past = self._past.setdefault(microbatch, [])
         output, state = self._parts(self.stage.submod(inputs, **{PAST: tuple(past)}), inputs)
         made, spec = pytree.tree_flatten(state)
-        kept = [each.detach().requires_grad_(each.requires_grad) for each in made]
+        kept = [part.detach().requires_grad_(part.requires_grad) for part in made]
         if index + 1 == len(self._lengths):
             del self._past[microbatch]
         else:
@@ -86,9 +86,9 @@ class SlicedStage:
         backward passes are over: their gradients of this slice's keys and values have been added up."""
         unit = self._units.pop((microbatch, index))
         pairs = [(unit.output, gradient), *((made, kept.grad) for made, kept in zip(unit.made, unit.kept, strict=True))]
-        pairs = [(each, own) for each, own in pairs if own is not None and each.requires_grad]
+        pairs = [(result, own) for result, own in pairs if own is not None and result.requires_grad]
         if pairs:
-            torch.autograd.backward([each for each, _ in pairs], [own for _, own in pairs])
+            torch.autograd.backward([result for result, _ in pairs], [own for _, own in pairs])
         if self.stage.is_first:
             return None
         found = unit.inputs.grad
@@ -106,7 +106,7 @@ class SlicedStage:
                 f"{self.who} returned an output of shape {list(output.shape)} for {list(inputs.shape[:2])} sequences "
                 f"and tokens; the first two dimensions of inputs and outputs are those"
             )
-        others = [type(each).__name__ for each in pytree.tree_leaves(state) if not isinstance(each, Tensor)]
+        others = [type(part).__name__ for part in pytree.tree_leaves(state) if not isinstance(part, Tensor)]
         if others:
             raise ConfigError(
                 f"{self.who} returned keys and values with a part of type {others[0]}; return tensors, in tuples, "
@@ -131,10 +131,10 @@ def fault_of(stage: Any) -> str:
     config = getattr(module, "config", None)
     if getattr(config, "tie_word_embeddings", False) and stage.num_stages > 1:
         return "its config ties the head to the embedding of another stage; set tie_word_embeddings=False"
-    for name, each in module.named_modules():
-        if _drops(each):
+    for name, part in module.named_modules():
+        if _drops(part):
             return f"module {name!r} has dropout, whose masks would differ from those of whole sequences; set it to 0"
-        if isinstance(each, _BatchNorm):
+        if isinstance(part, _BatchNorm):
             return f"module {name!r} takes statistics over the tokens of a slice; use LayerNorm or RMSNorm"
     return ""
 

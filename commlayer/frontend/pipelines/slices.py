@@ -112,15 +112,15 @@ class Sliced:
         """Replaces `schedule.step`, with its arguments: a step on [sequences, tokens, ...]. Returns the outputs of the
         last stage, without a graph; on other ranks None."""
         has_backward = bool(self._schedule._has_backward)
-        for each in self._stages.values():
-            each.stage.has_backward = has_backward
-            each.begin()
+        for own in self._stages.values():
+            own.stage.has_backward = has_backward
+            own.begin()
         self._ends.clear()
         self._losses.clear()
         self._forms.clear()
         self._outputs = {} if return_outputs else None
         self._loss_options = loss_kwargs or {}
-        given = {name: each for name, each in kwargs.items() if each is not None or name not in SPLIT}
+        given = {name: value for name, value in kwargs.items() if value is not None or name not in SPLIT}
         self._check(args, given, target, has_backward=has_backward)
         self._inputs = args[0].chunk(self._microbatches) if args else ()
         self._targets = () if target is None else target.chunk(self._microbatches)
@@ -137,8 +137,10 @@ class Sliced:
                         self._stages[action.stage].stage.perform_reduce_grad(scale)
             self._hand_over.end()
         if losses is not None and self._losses:
-            losses[:] = [self._losses[each] for each in range(self._microbatches)]
-        outputs = torch.cat([self._outputs[each] for each in sorted(self._outputs)]) if self._outputs else None
+            losses[:] = [self._losses[microbatch] for microbatch in range(self._microbatches)]
+        outputs = (
+            torch.cat([self._outputs[microbatch] for microbatch in sorted(self._outputs)]) if self._outputs else None
+        )
         self._outputs, self._inputs, self._targets = None, (), ()
         return outputs
 
@@ -219,7 +221,7 @@ class Sliced:
 
     def _check(self, args: Sequence[Any], kwargs: dict[str, Any], target: Tensor | None, *, has_backward: bool) -> None:
         """Raises ConfigError for arguments of a step that slices cannot take, after the later stages have been told."""
-        is_first, is_last = (any(getattr(each.stage, name) for each in self._stages.values()) for name in ENDS)
+        is_first, is_last = (any(getattr(own.stage, name) for own in self._stages.values()) for name in ENDS)
         tokens = self._starts[-1]
         fault = ""
         if has_backward and not torch.is_grad_enabled():
@@ -230,16 +232,16 @@ class Sliced:
             fault = f"step() got {len(args)} inputs; give {int(is_first)} tensor on this rank"
         elif is_last and has_backward and target is None:
             fault = "step() got no target; give the last stage target=..."
-        for name, each in (("input", args[0] if args else None), ("target", target if is_last else None)):
-            if fault or each is None:
+        for name, value in (("input", args[0] if args else None), ("target", target if is_last else None)):
+            if fault or value is None:
                 continue
-            if each.dim() < 2 or each.size(1) != tokens:
+            if value.dim() < 2 or value.size(1) != tokens:
                 fault = (
                     f"slices of {list(self.lengths)} tokens are {tokens}, and the {name} has shape "
-                    f"{list(each.shape)}; give [sequences, {tokens}, ...], or other lengths"
+                    f"{list(value.shape)}; give [sequences, {tokens}, ...], or other lengths"
                 )
-            elif each.size(0) % self._microbatches:
-                fault = f"{each.size(0)} sequences of the {name} are no multiple of {self._microbatches} micro-batches"
+            elif value.size(0) % self._microbatches:
+                fault = f"{value.size(0)} sequences of the {name} are no multiple of {self._microbatches} micro-batches"
         if fault:
             self._refuse()
             raise ConfigError(f"rank {dist.get_rank()}: {WHO}: {fault}")
@@ -272,7 +274,7 @@ def _lengths(given: Iterable[int]) -> tuple[list[int], str]:
         plain = list(given)
     except TypeError:
         return [], f"lengths={given!r}: give a list of lengths in tokens"
-    lengths = [whole(each.item() if isinstance(each, Tensor) else each, 0) for each in plain]
+    lengths = [whole(length.item() if isinstance(length, Tensor) else length, 0) for length in plain]
     if not lengths or min(lengths) < 1:
         return [], f"lengths={plain}: give whole numbers of at least 1 token"
     return lengths, ""

@@ -233,9 +233,9 @@ def _style(name: str, module: nn.Module) -> tuple[int, Any, Any, DeviceMesh]:
     known = (ColwiseParallel, RowwiseParallel)
     found: dict[str, Any] = {}
     key = -1
-    for each, hook in [*module._forward_pre_hooks.items(), *module._forward_hooks.items()]:
+    for number, hook in [*module._forward_pre_hooks.items(), *module._forward_hooks.items()]:
         variables = dict(_variables(hook))
-        key = each if "input_fn" in variables else key
+        key = number if "input_fn" in variables else key
         found.update(variables)
     prepare, finish = found.get("input_fn"), found.get("output_fn")
     if (

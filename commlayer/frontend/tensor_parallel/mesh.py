@@ -175,7 +175,7 @@ class Product(torch.autograd.Function):
         ctx.layer = layer
         ctx.panels, ctx.w = (panels, w) if layer.kept else ([], None)
         ctx.save_for_backward(x, weight)
-        return torch.cat([each.wait() for each in sums])
+        return torch.cat([total.wait() for total in sums])
 
     @staticmethod
     @once_differentiable
@@ -185,10 +185,10 @@ class Product(torch.autograd.Function):
         is_cube = layer.mesh.form == "3-D"
         needs_x, needs_w, _ = ctx.needs_input_grad
         rows = gradient.contiguous().tensor_split(layer.panels)
-        of_y: list[Any] = [Gathered(each, axes.y) if is_cube else Ready(each) for each in rows]
+        of_y: list[Any] = [Gathered(row, axes.y) if is_cube else Ready(row) for row in rows]
         panels: list[Any]
         if layer.kept:
-            panels, w = [Ready(each) for each in ctx.panels], ctx.w
+            panels, w = [Ready(panel) for panel in ctx.panels], ctx.w
         else:
             panels, w = _gather(x, weight, layer)
         sums, of_weight = [], torch.zeros_like(w)
@@ -205,7 +205,7 @@ class Product(torch.autograd.Function):
             own = Scattered(of_weight, axes.a).wait()
             if axes.copies is not None:
                 axes.copies.allreduce([own], AllreduceOptions()).wait()
-        return (torch.cat([each.wait() for each in sums]) if needs_x else None), own, None
+        return (torch.cat([total.wait() for total in sums]) if needs_x else None), own, None
 
 
 def _gather(x: Tensor, weight: Tensor, layer: MeshLinear) -> tuple[list[Any], Tensor]:
@@ -294,7 +294,7 @@ def _check_options(form: str, swapped: bool, panels: int) -> None:
 def _check_linear(linear: nn.Module) -> None:
     """Raises ConfigError for modules other than one plain linear layer."""
     who = f"{WHO}({type(linear).__name__})"
-    if any("Dropout" in type(each).__name__ for each in linear.modules()):
+    if any("Dropout" in type(module).__name__ for module in linear.modules()):
         raise ConfigError(
             f"{who}: it has dropout, whose masks would be equal on ranks with equal seeds; give the linear layer "
             f"alone, and draw masks of the whole batch"
@@ -317,8 +317,8 @@ def _tables_with(parameter: Tensor) -> Iterator[dict[str, Any]]:
     """The tables of parameters, of any modules, that have this one."""
     for table in gc.get_referrers(parameter):
         if isinstance(table, dict) and any(value is parameter for value in table.values()):
-            owners = (each for each in gc.get_referrers(table) if isinstance(each, (dict, nn.Module)))
-            if any((each if isinstance(each, dict) else vars(each)).get("_parameters") is table for each in owners):
+            owners = (owner for owner in gc.get_referrers(table) if isinstance(owner, (dict, nn.Module)))
+            if any((owner if isinstance(owner, dict) else vars(owner)).get("_parameters") is table for owner in owners):
                 yield table
 
 
@@ -337,13 +337,13 @@ def _check_widths(linear: nn.Linear, mesh: Mesh) -> None:
 def _check_alike(linear: nn.Linear, group: CommProcessGroup, options: tuple[object, ...]) -> None:
     """Raises MismatchError unless all ranks give the same layer and options."""
     digest = zlib.crc32(repr((options, linear.weight.shape, linear.weight.dtype, linear.bias is None)).encode())
-    for each in (linear.weight, linear.bias):
-        if each is not None:
-            digest = zlib.crc32(each.detach().contiguous().view(torch.uint8).cpu().numpy().data, digest)
+    for parameter in (linear.weight, linear.bias):
+        if parameter is not None:
+            digest = zlib.crc32(parameter.detach().contiguous().view(torch.uint8).cpu().numpy().data, digest)
     found = Gathered(torch.tensor([digest]), group).wait().flatten().tolist()
     usual = max(found, key=found.count)
-    for rank, each in enumerate(found):
-        if each != usual:
+    for rank, crc in enumerate(found):
+        if crc != usual:
             error = MismatchError(
                 f"{group.who}: {WHO}: the layer or the options of rank {rank} of the group differ from those of rank "
                 f"{found.index(usual)}; make weights equal on all ranks, as with torch.manual_seed, and all arguments"

@@ -44,9 +44,9 @@ class LayerError:
     the exact result. NaN: nothing was exchanged."""
 
     forward: float = math.nan
-    """Of the layer's output."""
+    """The error of the layer's output."""
     backward: float = math.nan
-    """Of its input's gradient."""
+    """The error of its input's gradient."""
 
 
 class _Squares:

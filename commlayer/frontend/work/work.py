@@ -264,7 +264,7 @@ class JoinedHandle:
 
     def times(self) -> Times | None:
         """The earliest submission, the earliest first byte and the latest end."""
-        times = [each for handle in self._handles if (each := handle.times()) is not None]
+        times = [spent for handle in self._handles if (spent := handle.times()) is not None]
         if len(times) < len(self._handles) or not times:
             return None
         first = min((part.first_byte_s for part in times if part.first_byte_s is not None), default=None)

@@ -145,8 +145,8 @@ def expand_tcp_cc(backends: list[BackendSpec], algorithms: list[str]) -> list[Ba
     expanded: list[BackendSpec] = []
     for backend in backends:
         plain_gloo = backend.name == "gloo" and backend.tcp_cc is None
-        each = [dataclasses.replace(backend, tcp_cc=name) for name in algorithms]
-        expanded += each if plain_gloo and algorithms else [backend]
+        variants = [dataclasses.replace(backend, tcp_cc=name) for name in algorithms]
+        expanded += variants if plain_gloo and algorithms else [backend]
     return expanded
 
 

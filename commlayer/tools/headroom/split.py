@@ -154,7 +154,7 @@ def split(as_is: Trial, phases: Trial, on_engine: Trial | None) -> Split:
     left_out = timing(phases.records, "none", max)
     if found is None or left_out is None:
         raise ValueError("the job's communication could not be left out")
-    ranks = sorted(phases.records, key=lambda each: each.rank)
+    ranks = sorted(phases.records, key=lambda record: record.rank)
     slowest = straggler([[step.seconds for step in phase_steps(rank, "none")] for rank in ranks])
     sent, resent = (sum(record.tcp.get(name, 0) for record in as_is.records) for name in ("sent", "resent"))
     engine = None if on_engine is None else engine_of(on_engine.records)
@@ -199,5 +199,5 @@ def _latest(records: Sequence[Record]) -> tuple[int | None, float]:
             waited_s[rank] = waited_s.get(rank, 0.0) + lag_s
     if not any(waited_s.values()):
         return None, 0.0
-    rank = max(waited_s, key=lambda each: waited_s[each])
+    rank = max(waited_s, key=lambda rank: waited_s[rank])
     return rank, waited_s[rank] / sum(waited_s.values())

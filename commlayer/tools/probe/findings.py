@@ -236,7 +236,7 @@ def _ecn(words: _Words, samples: Sequence[Sample]) -> tuple[str, str]:
 
 
 def _links(words: _Words, samples: Sequence[Sample]) -> tuple[str, str]:
-    worst = max(samples, key=lambda each: sum(flow.lost for flow in links.lossy(each.flows)))
+    worst = max(samples, key=lambda sample: sum(flow.lost for flow in links.lossy(sample.flows)))
     bad = links.lossy(worst.flows)
     share = sum(flow.lost for flow in bad) / sum(flow.sent for flow in bad)
     others = [flow for flow in worst.flows if flow not in bad]

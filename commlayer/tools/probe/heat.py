@@ -32,9 +32,9 @@ def draw(hosts: Sequence[Host], samples: Sequence[Sample], path: Path) -> None:
     panels = figure.subplots(len(networks), 2, squeeze=False)
     for network, (left, right) in zip(networks, panels, strict=True):
         group = [sample for sample in samples if sample.network == network]
-        rates = cells(len(hosts), group, lambda each: each.rate_bps / 1e6, min)
+        rates = cells(len(hosts), group, lambda path: path.rate_bps / 1e6, min)
         _panel(left, hosts, rates, f"Mbit/s, {network}", "viridis")
-        losses = cells(len(hosts), group, lambda each: 100 * each.loss, max)
+        losses = cells(len(hosts), group, lambda path: 100 * path.loss, max)
         _panel(right, hosts, losses, f"loss in %, {network}", "Reds")
     figure.savefig(path, dpi=100, format="png")
 

@@ -77,7 +77,7 @@ def notes(samples: Sequence[Sample]) -> list[str]:
     if len(groups) > 1:
         times = " and ".join(time_text(group[len(group) // 2].rtt_us) for group in groups)
         text += f"; round trips of {times}"
-    best = max(found, key=lambda each: each.flows_rate_bps / each.rate_bps if each.rate_bps else 0.0)
+    best = max(found, key=lambda path: path.flows_rate_bps / path.rate_bps if path.rate_bps else 0.0)
     if not best.is_own_limit and best.flows_rate_bps >= MORE_RATIO * best.rate_bps:
         ports = min(_PORTS_MAX, 2 * at_least(best))
         carried = f"{count} ports carry {rate_text(best.flows_rate_bps)}, one {rate_text(best.rate_bps)}"

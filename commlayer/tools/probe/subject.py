@@ -45,7 +45,7 @@ def explain(bad: Iterable[Way], tested: dict[Way, str]) -> list[tuple[Subject, l
     ]
     found = []
     while left:
-        subject, _, hits = max(candidates, key=lambda each: _merit(each[0], each[1], each[2], left))
+        subject, _, hits = max(candidates, key=lambda candidate: _merit(candidate[0], candidate[1], candidate[2], left))
         found.append((subject, sorted(hits & left)))
         left -= hits
     return found

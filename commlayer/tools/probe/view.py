@@ -95,27 +95,27 @@ def _suspects(view: View, *, is_loose: bool) -> dict[str, set[Way]]:
     ratio = 1 + (SLOW_RATIO - 1) / (2 if is_loose else 1)
     rates, rtts = usual_rates(reached), usual_rtts(reached)
 
-    def is_slow(each: Sample) -> bool:
-        usual = rates.get(each.network, 0.0)
-        return not each.is_own_limit and each.rate_bps * ratio < usual
+    def is_slow(path: Sample) -> bool:
+        usual = rates.get(path.network, 0.0)
+        return not path.is_own_limit and path.rate_bps * ratio < usual
 
-    def is_lossy(each: Sample) -> bool:
-        return each.lost > 0 if is_loose else each.loss >= LOSS_LEAST and each.bursts >= BURSTS_LEAST
+    def is_lossy(path: Sample) -> bool:
+        return path.lost > 0 if is_loose else path.loss >= LOSS_LEAST and path.bursts >= BURSTS_LEAST
 
-    def is_late(each: Sample) -> bool:
-        usual = rtts.get(each.network, math.inf)
-        return bool(each.rtt_us) and each.rtt_us[0] > max(RTT_RATIO * usual, usual + RTT_EXTRA_US)
+    def is_late(path: Sample) -> bool:
+        usual = rtts.get(path.network, math.inf)
+        return bool(path.rtt_us) and path.rtt_us[0] > max(RTT_RATIO * usual, usual + RTT_EXTRA_US)
 
     tests: dict[str, Callable[[Sample], bool]] = {
         "rate": is_slow,
         "loss": is_lossy,
         "rtt": is_late,
-        "reordering": lambda each: each.sent > 0 and each.reordered >= REORDERED_LEAST * each.sent,
-        "mtu": lambda each: 0 < each.mtu < each.interface_mtu,
-        "dscp": lambda each: _is_changed(each.dscp),
-        "ecn": lambda each: any(arrived not in (int(sent), 3) for sent, arrived in each.ecn.items()),
-        "links": lambda each: bool(links.lossy(each.flows, is_loose=is_loose)),
-        "crossed": lambda each: _is_shared(each, ratio),
+        "reordering": lambda path: path.sent > 0 and path.reordered >= REORDERED_LEAST * path.sent,
+        "mtu": lambda path: 0 < path.mtu < path.interface_mtu,
+        "dscp": lambda path: _is_changed(path.dscp),
+        "ecn": lambda path: any(arrived not in (int(sent), 3) for sent, arrived in path.ecn.items()),
+        "links": lambda path: bool(links.lossy(path.flows, is_loose=is_loose)),
+        "crossed": lambda path: _is_shared(path, ratio),
     }
     found = {kind: {sample.way for sample in reached if test(sample)} for kind, test in tests.items()}
     return {"unreachable": {sample.way for sample in view.samples if not sample.is_reached}, **found}

@@ -26,7 +26,7 @@ CURVES = (
 
 def summarize(view: dict[str, Any]) -> dict[str, Any]:
     """The view of a job, from the answer of its collector: `job` has the sums, `ranks` the samples by rank."""
-    ranks = sorted(view["samples"], key=lambda each: int(each["rank"]))
+    ranks = sorted(view["samples"], key=lambda sample: int(sample["rank"]))
     ended = set(view["ended"])
     for rank in ranks:
         rank["age_s"] = view["ages"].get(str(rank["rank"]), 0.0)

@@ -32,9 +32,9 @@ def _chosen(found: dict[str, Any], rows: Sequence[list[str]], room: int) -> tupl
     samples, slowest = found["ranks"], (found["job"]["slowest"] or {}).get("rank")
 
     def trouble(index: int) -> tuple[Any, ...]:
-        each = samples[index]
-        share = each["lost"] / max(each["packets"], 1)
-        return (each["state"] != "live", each["rank"] == slowest, share, each["queue_us"], -index)
+        sample = samples[index]
+        share = sample["lost"] / max(sample["packets"], 1)
+        return (sample["state"] != "live", sample["rank"] == slowest, share, sample["queue_us"], -index)
 
     order = sorted(range(len(samples)), key=trouble, reverse=True)
     chosen: list[int] = []

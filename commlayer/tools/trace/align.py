@@ -81,9 +81,9 @@ def solve(bounds: Matrix) -> list[Alignment]:
         found[clock] = Alignment((high + low) / 2, None if alone else (high - low) / 2, kept[first])
     aligned = dict(found)
     for clock, contradiction_ns in contradictions.items():
-        found[clock] = each = _drifting(bounds, clock, contradiction_ns, aligned)
-        if aligned.get(each.reference, each).uncertainty_ns is None:
-            found[each.reference] = Alignment(0.0, 0.0, each.reference)
+        found[clock] = drifting = _drifting(bounds, clock, contradiction_ns, aligned)
+        if aligned.get(drifting.reference, drifting).uncertainty_ns is None:
+            found[drifting.reference] = Alignment(0.0, 0.0, drifting.reference)
     return [found[clock] for clock in range(len(bounds))]
 
 

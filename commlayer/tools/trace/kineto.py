@@ -95,7 +95,7 @@ def _operations(rank: int, events: Sequence[Any], calls: Sequence[Any], base_ns:
     found = []
     for tid, spans in around.items():
         spans.sort()
-        own = sorted((call for call in calls if call["tid"] == tid), key=lambda each: float(each["ts"]))
+        own = sorted((call for call in calls if call["tid"] == tid), key=lambda call: float(call["ts"]))
         for call in own:
             place = bisect_right(spans, call["ts"], key=lambda span: span.start) - 1
             # Each span has one call: a call without a span of its own may be within that of an earlier one.

@@ -57,7 +57,7 @@ def merged(records: Sequence[Record], alignments: Sequence[Alignment]) -> tuple[
             if record.kind == "profile":
                 events += moved(record, shifts[id(record)], tracks, process, name, 100 * place, flow_ids)
     events += _arrows(slices, flow_ids)
-    events.sort(key=lambda each: (each["ts"], -each.get("dur", 0)))  # the longest first: the others nest in it
+    events.sort(key=lambda event: (event["ts"], -event.get("dur", 0)))  # the longest first: the others nest in it
     return [*tracks.events, *events], base_ns
 
 

@@ -95,8 +95,8 @@ def _named(records: Sequence[Record]) -> str:
 
 
 def _ranks(ranks: Sequence[int]) -> str:
-    each = sorted(set(ranks))
-    return ", ".join(map(str, each[:SHOWN])) + (f" and {len(each) - SHOWN} more" if len(each) > SHOWN else "")
+    named = sorted(set(ranks))
+    return ", ".join(map(str, named[:SHOWN])) + (f" and {len(named) - SHOWN} more" if len(named) > SHOWN else "")
 
 
 def _ms(ns: float) -> str:

@@ -62,7 +62,7 @@ def nested(spans: Sequence[tuple[int, int, T]]) -> Iterator[tuple[int, T]]:
     """The row of each span (start, end, item): 0 where it nests in those before it, else the first row that has
     room for it. Perfetto drops slices that overlap without nesting, which torch's traces have now and then."""
     rows: list[list[int]] = []
-    for start, end, item in sorted(spans, key=lambda each: (each[0], -each[1])):
+    for start, end, item in sorted(spans, key=lambda span: (span[0], -span[1])):
         for number, ends in enumerate([*rows, list[int]()]):
             while ends and ends[-1] <= start:
                 ends.pop()
@@ -77,7 +77,7 @@ def nested(spans: Sequence[tuple[int, int, T]]) -> Iterator[tuple[int, T]]:
 def lanes(spans: Sequence[tuple[int, int, T]]) -> list[list[tuple[int, int, T]]]:
     """Spans (start, end, item) as few rows in which none overlap: a track shows only slices that nest."""
     rows: list[list[tuple[int, int, T]]] = []
-    for span in sorted(spans, key=lambda each: each[:2]):
+    for span in sorted(spans, key=lambda span: span[:2]):
         for row in rows:
             if row[-1][1] <= span[0] and row[-1][0] < span[0]:
                 row.append(span)

@@ -239,7 +239,7 @@ def candidates(predicted: Sequence[tuple[Arm, float]], count: int) -> list[tuple
     share = max(1, count - count // 3)
     chosen = heads[:share]
     rest = [arm for arm in ordered if arm not in chosen]
-    chosen += sorted(rest, key=lambda each: (family(each[0]) != family(heads[0][0]), _rank(each)))[
+    chosen += sorted(rest, key=lambda trial: (family(trial[0]) != family(heads[0][0]), _rank(trial)))[
         : count - len(chosen)
     ]
     return [default, *chosen]
@@ -254,9 +254,9 @@ def _is_idle(arm: Arm, seconds: Mapping[Arm, float]) -> bool:
     return any(seconds.get(twin, float("inf")) <= seconds[arm] for twin in twins)
 
 
-def _rank(each: tuple[Arm, float]) -> float:
+def _rank(candidate: tuple[Arm, float]) -> float:
     """The predicted step, longer for an arm that changes more."""
-    arm, predicted_s = each
+    arm, predicted_s = candidate
     numerics = CODECS.index(arm.codec) + 2 * (arm.loss_bound > 0) + 4 * arm.staleness
     return predicted_s * (1 + MILDER * (numerics + arm.overlap + (arm.bucket_mb > 0) + (arm.ports > 1)))
 

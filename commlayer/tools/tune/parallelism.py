@@ -103,17 +103,17 @@ def table(found: Parallelisms) -> dict[str, Any]:
     }
 
 
-def _row(each: Prediction) -> dict[str, Any]:
+def _row(prediction: Prediction) -> dict[str, Any]:
     return {
-        "family": each.layout.family,
-        "layout": str(each.layout),
-        "layers": list(each.layers),
-        "microbatches": list(each.microbatches),
-        "step_s": each.step_s,
-        "parts_s": each.parts,
-        "memory_bytes": each.memory_bytes,
-        "received_bytes": each.received_bytes,
-        "messages": each.messages,
+        "family": prediction.layout.family,
+        "layout": str(prediction.layout),
+        "layers": list(prediction.layers),
+        "microbatches": list(prediction.microbatches),
+        "step_s": prediction.step_s,
+        "parts_s": prediction.parts,
+        "memory_bytes": prediction.memory_bytes,
+        "received_bytes": prediction.received_bytes,
+        "messages": prediction.messages,
     }
 
 

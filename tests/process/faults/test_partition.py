@@ -88,14 +88,14 @@ def _cut_in_two(network: Network, job: Callable[..., Any], hosts: Sequence[int] 
         ended = ranks.outcomes(job, len(hosts), network.address(0), cut, *given, environ=environ, places=places)
     finally:
         network.apply(Event(0.0, "link_up", host=2))
-    assert [each.error for each in ended] == [None] * len(hosts)
-    return [each.result for each in ended]
+    assert [outcome.error for outcome in ended] == [None] * len(hosts)
+    return [outcome.result for outcome in ended]
 
 
 @pytest.mark.needs_root
 def test_an_elastic_job_goes_on_where_the_store_is(network: Network) -> None:
     *found, (steps, _, text, took_s) = _cut_in_two(network, _job)
-    assert [each[:3] for each in found] == [(STEPS, [0, 1], "")] * 2
+    assert [result[:3] for result in found] == [(STEPS, [0, 1], "")] * 2
     assert steps < STEPS
     assert "rank 2: the job's Store does not answer" in text
     assert "or the network to its host" in text
@@ -107,7 +107,7 @@ def test_an_elastic_job_goes_on_where_the_store_is(network: Network) -> None:
 def test_rows_go_on_where_the_store_is(network: Network, hosts: Sequence[int]) -> None:
     """Host 2 has a row of two ranks, or one of them."""
     *found, third, fourth = _cut_in_two(network, _job, hosts, 2)
-    assert [each[:3] for each in found] == [(STEPS, [0, 1], "")] * 2
+    assert [result[:3] for result in found] == [(STEPS, [0, 1], "")] * 2
     for host, (steps, _, text, took_s) in zip(hosts[2:], (third, fourth), strict=True):
         assert steps < STEPS
         assert took_s < 4 * PEER_TIMEOUT_S + SLACK_S
@@ -118,7 +118,7 @@ def test_rows_go_on_where_the_store_is(network: Network, hosts: Sequence[int]) -
 @pytest.mark.skipif(not hasattr(dist, "shrink_group"), reason="torch 2.13 has shrink_group")
 def test_a_group_shrinks_where_the_store_is(network: Network) -> None:
     *found, (texts, took_s) = _cut_in_two(network, _shrinks)
-    assert [each[0] for each in found] == [[], []]
+    assert [result[0] for result in found] == [[], []]
     assert len(texts) == 1
     assert "shrink_group: the job's Store does not answer" in texts[0]
     assert took_s < 4 * PEER_TIMEOUT_S + SLACK_S

@@ -4,8 +4,9 @@ from typing import Any
 import pytest
 
 from bench import compression
-from bench.compression import KINDS, STEPS, SYSTEMS, TARGETS_S, WARM_UP, bytes_per_step, in_turns, tables, trainings
+from bench.compression import KINDS, STEPS, SYSTEMS, TARGETS_S, WARM_UP, bytes_per_step, steps_of, tables, trainings
 from bench.jobs.training import Job
+from commlayer.tools.bench import machine
 
 PARAMETERS, FINE = 1_000_000, 100_000
 
@@ -33,7 +34,7 @@ def test_bytes_count_values_scales_and_headers(codec: str, each: float) -> None:
 
 
 def test_every_system_runs_once_a_round_and_each_begins_one() -> None:
-    jobs = in_turns(3)
+    jobs = steps_of(3)
     count = len(SYSTEMS)
     rounds = [[job.system for job in jobs[i * count : (i + 1) * count]] for i in range(3)]
     assert all(sorted(names) == sorted(job.system for job in SYSTEMS) for names in rounds)
@@ -42,8 +43,8 @@ def test_every_system_runs_once_a_round_and_each_begins_one() -> None:
 
 def test_table_compares_with_the_best_gloo_in_16_bits() -> None:
     seconds = {"gloo, bbr bf16": 0.3, "gloo, bbr PowerSGD 1": 0.1, "commlayer, int8": 0.2}
-    runs = [log(job, seconds.get(job.system, 0.4)) for job in in_turns(2)]
-    about = {"cores": 2, "cpu": "x", "kernel": "y", "torch": "z", "load_average": 0, "git_commit": "c"}
+    runs = [log(job, seconds.get(job.system, 0.4)) for job in steps_of(2)]
+    about = machine.facts()
     text = tables({"100 Mbit/s, no loss": {"runs": runs, "machine": about, "measured": "today"}})
     row = next(line for line in text.splitlines() if line.startswith("| commlayer, int8 |")).split(" | ")
     assert row[1] == "200"
@@ -60,7 +61,7 @@ def test_training_table_gives_times_to_the_loss() -> None:
         )
         validations = [(step, step * step_s, 3.0 - step / 100) for step in range(3, 81, 3)]
         runs.append(log(job, step_s) | {"validations": validations})
-    about = {"load_average": 0, "git_commit": "c"}
+    about = machine.facts()
     text = tables({KINDS[1] + "100 Mbit/s, no loss": {"runs": runs, "machine": about, "measured": "today"}})
     row = next(line for line in text.splitlines() if line.startswith("| commlayer, auto |")).split(" | ")
     assert row[1:5] == ["3.6", "3.6 to 3.6", "3.00", "2.00"]

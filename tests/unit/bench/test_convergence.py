@@ -17,6 +17,7 @@ from bench.convergence import (
     t95,
     table,
 )
+from commlayer.tools.bench import machine
 
 
 def log(system: str, seed: int, loss: float, loss_bound: float = 0.0, share: float = 0.0) -> dict[str, Any]:
@@ -42,7 +43,7 @@ def content(shift: float) -> dict[str, Any]:
         logs += [log("feedback", seed, base + shift - wobble, 0.03, 0.029)]
     return {
         "logs": logs,
-        "machine": dict.fromkeys(("cores", "cpu", "kernel", "torch", "git_commit"), "x"),
+        "machine": machine.facts(),
         "measured": "x",
     }
 

@@ -66,20 +66,20 @@ def test_no_gpu_has_two_jobs_and_none_has_too_many() -> None:
     for policy in (fifo, shortest, equal, Ones(3)):
         for now_s in (0.0, 60.0, 120.0):
             found: Allocation = policy(runs, now_s, PAUSES["elastic"])
-            gpus = [gpu for each in found.values() for gpu in each]
+            gpus = [gpu for owned in found.values() for gpu in owned]
             assert len(gpus) == len(set(gpus)) <= GPUS
             assert set(gpus) <= set(range(GPUS))
-            assert all(len(each) <= runs[number].job.most for number, each in found.items())
+            assert all(len(owned) <= runs[number].job.most for number, owned in found.items())
             for number, run in runs.items():
                 run.move(found.get(number, ()), now_s, PAUSES["elastic"])
     counts = {number: draw.randrange(6) for number in runs}
-    assert {number: len(each) for number, each in placed(counts, runs).items()} == counts
+    assert {number: len(share) for number, share in placed(counts, runs).items()} == counts
 
 
 @pytest.mark.parametrize(
     "policy",
     [
-        *(pytest.param(each, id=each.__name__) for each in (fifo, shortest, equal)),
+        *(pytest.param(policy, id=policy.__name__) for policy in (fifo, shortest, equal)),
         pytest.param(Ones(0), id="ones", marks=pytest.mark.slow),
     ],
 )

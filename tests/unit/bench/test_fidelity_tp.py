@@ -8,6 +8,7 @@ import torch
 from bench import fidelity_tp
 from bench.fidelity import CONTEXT, MODELS, SEEDS, STEPS, VALIDATE_AT
 from bench.fidelity_tp import BASELINE, CONTROL, REVERSED, SYSTEMS, TESTED, Sums, System
+from commlayer.tools.bench import machine
 from examples.train_gpt import Gpt
 
 
@@ -24,7 +25,7 @@ def test_outputs_and_gradients_are_those_of_the_plain_model(system: System, most
     of_found = torch.autograd.grad(found.square().mean(), parameters)
     least = 0.0 if system.codec is None else most / 100
     assert least <= float((found - exact).detach().norm() / exact.detach().norm()) < most
-    whole, other = (torch.cat([each.flatten() for each in gradients]) for gradients in (of_exact, of_found))
+    whole, other = (torch.cat([gradient.flatten() for gradient in gradients]) for gradients in (of_exact, of_found))
     assert float((whole - other).norm() / whole.norm()) < most
 
 
@@ -41,7 +42,7 @@ def content(count: int, **differences: float) -> dict[str, Any]:
     for run in runs:
         if run["system"] == BASELINE.name:
             run["losses"] = {str(at): 2 + run["seed"] / 10 for at in VALIDATE_AT}
-    about = {"cpu": "a processor", "torch": "2", "git_commit": "abc"}
+    about = machine.facts()
     return {"runs": runs, "measured": "2026-01-01", "machine": about}
 
 

@@ -75,5 +75,5 @@ def test_claims_that_were_not_measured_say_so() -> None:
 def test_the_page_has_its_markers(tmp_path: Path) -> None:
     page = tmp_path / "results.md"
     page.write_text(MATRIX.page.read_text())
-    dataclasses.replace(MATRIX, page=page).write_page({})
+    dataclasses.replace(MATRIX, page=page).benchmark.write({"runs": {}})
     assert "not measured" in page.read_text()

@@ -125,8 +125,8 @@ def reference(every: int, steps: int) -> float:
             with torch.no_grad():
                 for rows in zip(*(model.parameters() for model in models), strict=True):
                     mean = torch.stack(list(rows)).mean(0)
-                    for each in rows:
-                        each.copy_(mean)
+                    for row in rows:
+                        row.copy_(mean)
     inputs, targets = draw_batch(held_out, CONTEXT, CHUNK, 1_000_000)
     with torch.no_grad():
         return float(functional.cross_entropy(models[0](inputs).flatten(0, 1), targets.flatten()))

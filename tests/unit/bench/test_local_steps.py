@@ -74,9 +74,9 @@ def test_time_to_a_loss_is_the_step_times_the_measured_factor() -> None:
 
 def test_exact_steps_cost_no_steps() -> None:
     exact = network(jobs_of())
-    for each in exact["runs"]:
-        if each["job"]["system"] == LOCAL_AUTO:
-            each.update(every=1, words="measured\n33 exact steps so far; all stay exact")
+    for run in exact["runs"]:
+        if run["job"]["system"] == LOCAL_AUTO:
+            run.update(every=1, words="measured\n33 exact steps so far; all stay exact")
     assert row_of(table({"200": exact}, {}), f"{LOCAL_AUTO} (H 1)")[10:13] == ["1.00", "16.00", "3.20"]
 
 

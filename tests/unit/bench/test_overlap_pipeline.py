@@ -8,9 +8,20 @@ from typing import Any
 import pytest
 
 from bench import overlap_pipeline
+from bench.harness.driver import Benchmark
 from bench.jobs.pipeline_model import ideal, predict
 from bench.jobs.pipelines import BUCKETS, CONTROL, DEFERRED, FIFO, FIFO_GLOO, SERIAL, STALE, SYSTEMS, UNDEFERRED, Case
-from bench.overlap_pipeline import EXPOSED_TARGETS, LARGE, SMALL, TARGETS, Measured, best_ratio, exposed_target, target
+from bench.overlap_pipeline import (
+    EXPOSED_TARGETS,
+    LARGE,
+    SMALL,
+    SWEEP,
+    TARGETS,
+    Measured,
+    best_ratio,
+    exposed_target,
+    target,
+)
 from commlayer.tools.bench import machine
 
 
@@ -130,14 +141,17 @@ def test_a_trace_has_the_model_beside_the_measured_actions(tmp_path: Path) -> No
 
 
 def test_measuring_one_case_keeps_the_others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    kept = {"schema": 1, "cases": {"large": content()}}
-    results = tmp_path / "results.json"
+    results, page = tmp_path / "results.json", tmp_path / "page.md"
+    kept: dict[str, Any] = {"schema": 1, "cases": {"large": content()}}
     results.write_text(json.dumps(kept))
-    written: list[set[str]] = []
-    monkeypatch.setattr(overlap_pipeline, "RESULTS", results)
-    monkeypatch.setattr(overlap_pipeline, "keep", lambda each: written.append(set(each["cases"])))
+    page.write_text("<!-- cases:begin --><!-- cases:end -->")
+    here = Benchmark(results, page, lambda found: {"cases": ", ".join(found["cases"])})
+    monkeypatch.setattr(overlap_pipeline, "BENCHMARK", here)
     monkeypatch.setattr(overlap_pipeline, "measure", lambda case, names, rounds: content(case))  # noqa: ARG005
-    found = overlap_pipeline.measure_all("small", 3, 1.0)
-    assert written == [{"large", "small"}]
-    assert found["cases"]["large"] == kept["cases"]["large"]  # type: ignore[index]
-    assert "sweep" not in found
+    monkeypatch.setattr("sys.argv", ["overlap_pipeline", "--only", "small"])
+    assert overlap_pipeline.main() == 0
+    found = json.loads(results.read_text())
+    assert set(found["cases"]) == {"large", "small"}
+    assert found["cases"]["large"] == json.loads(json.dumps(kept))["cases"]["large"]
+    assert SWEEP not in found
+    assert "large, small" in page.read_text()

@@ -44,6 +44,6 @@ def test_a_cell_has_both_times_and_says_which_is_slower() -> None:
 def test_the_page_has_its_marker(tmp_path: Path) -> None:
     page = tmp_path / "results.md"
     page.write_text(MATRIX.page.read_text())
-    dataclasses.replace(MATRIX, page=page).write_page({})
+    dataclasses.replace(MATRIX, page=page).benchmark.write({"runs": {}})
     _, _, part = page.read_text().partition("<!-- p2p:begin -->")
     assert part.count("not measured") == len(CLAIMS)

@@ -39,5 +39,5 @@ def test_missing_measurements_are_named() -> None:
 def test_the_page_has_its_markers(tmp_path: Path) -> None:
     page = tmp_path / "stress.md"
     page.write_text(stress.MATRIX.page.read_text())
-    dataclasses.replace(stress.MATRIX, page=page).write_page({"loss1": run_of(a=(BARE, 100, 110))})
+    dataclasses.replace(stress.MATRIX, page=page).benchmark.write({"runs": {"loss1": run_of(a=(BARE, 100, 110))}})
     assert f"| {CASES['loss1'].title} | {BARE} | 100 ms | 110 ms |" in page.read_text()

@@ -69,7 +69,7 @@ def test_between_hosts_of_several_ranks(hosts: Hosts, numel: int, choices: dict[
 
 
 def _plan(name: Any, n: int, length: int, rank: int = 3, **options: Any) -> Plan:
-    hosts = tuple((each,) for each in range(n))
+    hosts = tuple((rank,) for rank in range(n))
     return select.plan_for(name, rank=rank, hosts=hosts, numel=length, itemsize=1, settings=Settings(**options))
 
 

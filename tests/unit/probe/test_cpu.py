@@ -99,7 +99,7 @@ def starved(each: Sample, *, source: float = 0.0, target: float = 0.0) -> None:
 
 @pytest.mark.parametrize("ends", [{"source": 0.46}, {"target": 0.46}, {"source": 0.46, "target": 0.3}])
 def test_a_busy_machine_is_the_only_finding(ends: dict[str, float]) -> None:
-    found = view(4, 1, lambda each: starved(each, **ends))
+    found = view(4, 1, lambda path: starved(path, **ends))
     (finding,) = find(found)
     assert finding.kind == "cpu"
     assert finding.text == ("the CPU of every host is busy: the probe waited for it for up to 46% of the time")
@@ -108,7 +108,7 @@ def test_a_busy_machine_is_the_only_finding(ends: dict[str, float]) -> None:
 
 
 def test_without_waiting_the_same_figures_are_the_network() -> None:
-    found = view(4, 1, lambda each: starved(each, source=STARVED / 2))
+    found = view(4, 1, lambda path: starved(path, source=STARVED / 2))
     assert {"links", "crossed", "rtt"} <= {finding.kind for finding in find(found)}
     assert [note for note in command._notes(hosts(4), found.samples) if "source port" in note]
 

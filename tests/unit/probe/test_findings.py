@@ -16,19 +16,19 @@ def texts(hosts: int, nics: int, fault: Fault) -> list[str]:
 
 
 def only(where: Callable[[Sample], bool], change: Fault) -> Fault:
-    return lambda each: change(each) if where(each) else None
+    return lambda path: change(path) if where(path) else None
 
 
 def to(host: int, nic: str = "eth") -> Callable[[Sample], bool]:
-    return lambda each: each.way.target == host and each.way.target_nic.startswith(nic)
+    return lambda path: path.way.target == host and path.way.target_nic.startswith(nic)
 
 
 def at(host: int, nic: str = "eth") -> Callable[[Sample], bool]:
-    return lambda each: host in (each.way.source, each.way.target) and each.way.target_nic.startswith(nic)
+    return lambda path: host in (path.way.source, path.way.target) and path.way.target_nic.startswith(nic)
 
 
 def rate(bps: float) -> Fault:
-    return lambda each: setattr(each, "rate_bps", bps)
+    return lambda path: setattr(path, "rate_bps", bps)
 
 
 @pytest.mark.parametrize(("hosts", "nics"), [(2, 1), (3, 2), (4, 1), (9, 2)])
@@ -63,7 +63,7 @@ def test_one_slow_host_is_found_among_few(hosts: int) -> None:
 
 
 def test_two_slow_hosts_of_four() -> None:
-    found = find(view(4, 1, only(lambda each: at(0)(each) or at(1)(each), rate(20e6))))
+    found = find(view(4, 1, only(lambda path: at(0)(path) or at(1)(path), rate(20e6))))
     assert {finding.subject["host"] for finding in found} == {0, 1}
 
 
@@ -88,7 +88,7 @@ def test_rates_that_the_probe_itself_limits_are_no_findings() -> None:
 
 
 def test_slower_networks_are_compared_with_themselves() -> None:
-    assert texts(4, 2, only(lambda each: each.way.source_nic == "eth1", rate(20e6))) == []
+    assert texts(4, 2, only(lambda path: path.way.source_nic == "eth1", rate(20e6))) == []
 
 
 def test_losses_one_by_one_on_the_way_out() -> None:
@@ -111,37 +111,37 @@ def test_a_single_lost_packet_is_looked_at_again_and_no_finding() -> None:
 
 
 def test_mtu_that_is_smaller_than_that_of_the_interfaces() -> None:
-    finding = find(view(4, 1, only(to(2), lambda each: setattr(each, "mtu", 1400))))[0]
+    finding = find(view(4, 1, only(to(2), lambda path: setattr(path, "mtu", 1400))))[0]
     assert finding.text == "host2: packets above 1400 bytes disappear, although the interfaces have an MTU of 1500"
     assert finding.remedy.startswith("set COMMLAYER_MTU=1400")
 
 
 def test_ecn_that_is_cleared_everywhere() -> None:
-    assert texts(4, 2, lambda each: each.ecn.update({"2": 0, "3": 0})) == ["every path clears ECN"]
+    assert texts(4, 2, lambda path: path.ecn.update({"2": 0, "3": 0})) == ["every path clears ECN"]
 
 
 def test_a_mark_on_an_ecn_capable_packet_is_no_fault() -> None:
-    assert texts(4, 1, lambda each: each.ecn.update({"2": 3})) == []
+    assert texts(4, 1, lambda path: path.ecn.update({"2": 3})) == []
 
 
 def test_dscp_that_is_changed() -> None:
-    assert texts(2, 1, only(to(1), lambda each: each.dscp.update({"46": 10}))) == [
+    assert texts(2, 1, only(to(1), lambda path: path.dscp.update({"46": 10}))) == [
         "the path from host0 to host1 changes DSCP: 46 to 10"
     ]
 
 
 def test_packets_with_dscp_that_never_arrive() -> None:
-    assert texts(3, 1, lambda each: each.dscp.update({"46": None})) == ["every path drops packets with a DSCP"]
+    assert texts(3, 1, lambda path: path.dscp.update({"46": None})) == ["every path drops packets with a DSCP"]
 
 
 def test_a_far_host() -> None:
-    assert texts(4, 1, only(at(2), lambda each: setattr(each, "rtt_us", [20_200.0, 21_000.0]))) == [
+    assert texts(4, 1, only(at(2), lambda path: setattr(path, "rtt_us", [20_200.0, 21_000.0]))) == [
         "host2: a round trip takes 20.2 ms, that of the median host 200 us"
     ]
 
 
 def test_reordering() -> None:
-    assert texts(4, 1, only(to(0), lambda each: setattr(each, "reordered", 200))) == [
+    assert texts(4, 1, only(to(0), lambda path: setattr(path, "reordered", 200))) == [
         "host0: 10.0% of the packets are overtaken by later ones"
     ]
 
@@ -155,7 +155,7 @@ def test_a_host_behind_a_firewall() -> None:
 
 
 def test_of_several_interfaces_that_with_the_fault_is_named() -> None:
-    fault = only(lambda each: (each.way.source, each.way.target, each.way.source_nic) == (0, 1, "eth1"), rate(20e6))
+    fault = only(lambda path: (path.way.source, path.way.target, path.way.source_nic) == (0, 1, "eth1"), rate(20e6))
     assert texts(2, 2, fault)[0].startswith("the path from eth1 of host0 to eth1 of host1 carries 20 Mbit/s")
 
 
@@ -181,7 +181,7 @@ def test_a_bad_link_among_parallel_ones() -> None:
 
 
 def crossed(bps: float, *, is_own_limit: bool = False) -> Fault:
-    return lambda each: setattr(each, "crossed", Crossed(bps, is_own_limit, [900.0, 4000.0], 1000, 50))
+    return lambda path: setattr(path, "crossed", Crossed(bps, is_own_limit, [900.0, 4000.0], 1000, 50))
 
 
 def test_links_that_hosts_share_are_one_finding() -> None:

@@ -58,7 +58,7 @@ def test_losses_count_for_the_flow_that_has_them() -> None:
 
 def test_a_flow_without_answers_has_no_round_trip() -> None:
     silent: list[int] = []
-    with measurement(lambda each: None if each.kind == PING and each.sender[1] in silent else each) as flows:
+    with measurement(lambda packet: None if packet.kind == PING and packet.sender[1] in silent else packet) as flows:
         silent.append(flows.ports[0].number)
         flows.measure_rtt()
     assert [flow.rtt_us > 0 for flow in flows.flows] == [False, True, True, True]

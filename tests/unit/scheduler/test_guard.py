@@ -12,26 +12,26 @@ from torch import Tensor, nn
 from commlayer.scheduler.guard import Guarded, guard, others_hold, unguard
 
 READS: dict[str, Callable[[Any], Any]] = {
-    "operator": lambda each: each + 1,
-    "method": lambda each: each.norm(),
-    "in a list": lambda each: torch.cat([each, each]),
-    "data": lambda each: each.data,
-    "detach": lambda each: each.detach(),
-    "data_ptr": lambda each: each.data_ptr(),
-    "index": lambda each: each[0],
-    "in place": lambda each: each.detach().zero_(),
+    "operator": lambda tensor: tensor + 1,
+    "method": lambda tensor: tensor.norm(),
+    "in a list": lambda tensor: torch.cat([tensor, tensor]),
+    "data": lambda tensor: tensor.data,
+    "detach": lambda tensor: tensor.detach(),
+    "data_ptr": lambda tensor: tensor.data_ptr(),
+    "index": lambda tensor: tensor[0],
+    "in place": lambda tensor: tensor.detach().zero_(),
     "deepcopy": copy.deepcopy,
-    "save": lambda each: torch.save(each, io.BytesIO()),
+    "save": lambda tensor: torch.save(tensor, io.BytesIO()),
     "repr": repr,
-    "item": lambda each: each.sum().item(),
-    "torch.ops": lambda each: torch.ops.aten.mm(each, each),
+    "item": lambda tensor: tensor.sum().item(),
+    "torch.ops": lambda tensor: torch.ops.aten.mm(tensor, tensor),
 }
 
 LOOKS: dict[str, Callable[[Any], Any]] = {
-    "shape": lambda each: (each.shape, each.dtype, each.device, each.ndim, each.size(), each.stride()),
-    "gradient": lambda each: (each.grad, each.__setattr__("grad", torch.ones(2, 2)), each.__delattr__("grad")),
-    "flags": lambda each: (each.requires_grad, each.is_leaf, each.grad_fn, isinstance(each, nn.Parameter)),
-    "key": lambda each: {each: 1}[each],
+    "shape": lambda tensor: (tensor.shape, tensor.dtype, tensor.device, tensor.ndim, tensor.size(), tensor.stride()),
+    "gradient": lambda tensor: (tensor.grad, tensor.__setattr__("grad", torch.ones(2, 2)), tensor.__delattr__("grad")),
+    "flags": lambda tensor: (tensor.requires_grad, tensor.is_leaf, tensor.grad_fn, isinstance(tensor, nn.Parameter)),
+    "key": lambda tensor: {tensor: 1}[tensor],
 }
 
 
