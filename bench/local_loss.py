@@ -197,11 +197,24 @@ def averaged(system: System, rows: Tensor, *, is_local: bool) -> None:
         rows.copy_(mean)
 
 
+def windows_of(held_out: Tensor, steps: int) -> tuple[Tensor, Tensor]:
+    """The windows of a text on which trainings of so many steps are validated: few for quick ones."""
+    return draw_batch(held_out, CONTEXT, VALIDATION_WINDOWS if steps >= LENGTHS[0] else CHUNK, 1_000_000)
+
+
 def train(name: str, optimizer: str, seed: int, systems: Sequence[System], steps: int = STEPS) -> list[Log]:
     """Trains the model of this name in all systems, which have the same learning rate."""
-    (rate,) = {system.rate for system in systems}
     text, held_out = hold_out(standard_library_text())
-    windows = draw_batch(held_out, CONTEXT, VALIDATION_WINDOWS if steps >= LENGTHS[0] else CHUNK, 1_000_000)
+    losses = trained(text, name, optimizer, seed, systems, steps).validate(*windows_of(held_out, steps), every=RANKS)
+    about = {"model": name, "optimizer": optimizer, "seed": seed, "steps": steps}
+    return [{**about, **system._asdict(), "loss": loss} for system, loss in zip(systems, losses, strict=True)]
+
+
+def trained(
+    text: Tensor, name: str, optimizer: str, seed: int, systems: Sequence[System], steps: int = STEPS
+) -> Replicas:
+    """The models of all sites: those of a system follow each other, and are alike. `systems` have one learning rate."""
+    (rate,) = {system.rate for system in systems}
     torch.manual_seed(seed)
     model = MODELS[name]()
     replicas = Replicas(model, len(systems) * RANKS)
@@ -229,9 +242,7 @@ def train(name: str, optimizer: str, seed: int, systems: Sequence[System], steps
         for site in sites:
             if site is not None:
                 site.leave()
-    losses = replicas.validate(*windows, every=RANKS)
-    about = {"model": name, "optimizer": optimizer, "seed": seed, "steps": steps}
-    return [{**about, **system._asdict(), "loss": loss} for system, loss in zip(systems, losses, strict=True)]
+    return replicas
 
 
 def system_of(log: Log) -> System:
