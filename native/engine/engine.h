@@ -19,6 +19,9 @@
 #include "group/nap.h"
 #include "group/turn.h"
 
+struct cl_packet_wait;
+struct pollfd;
+
 enum { CL_SEND_BATCH = 64 };
 
 struct cl_engine {
@@ -42,6 +45,9 @@ struct cl_engine {
     uint64_t last_heard_us;
     uint64_t readable, ever_readable; /* bit per port: look there in the next turn; what polling has found so far */
     struct cl_nap nap;
+    struct cl_packet_wait *packet_wait; /* NULL: only the engine's thread polls the ports */
+    atomic_bool ports_taken;            /* a calling thread polls the ports */
+    atomic_bool leaves_ports;           /* the engine's thread sleeps without looking at the ports */
     struct cl_groups groups;
     struct cl_news news; /* what the turn has to tell */
     /* hand-over (inbox) */
@@ -64,3 +70,9 @@ void cl_engine_attend(struct cl_engine *engine);
 /* Takes the engine's next turn in the calling thread, which visits the group. Returns whether there is more to do at
  * once. */
 bool cl_engine_take_turn(struct cl_engine *engine, struct cl_group *group);
+/* Fills in the descriptors of all ports, to be polled by a calling thread; returns how many. */
+uint32_t cl_engine_ports(struct cl_engine *engine, struct pollfd *fds);
+/* Takes the engine's next turns in the calling thread, which polls the ports and has found some readable (a bit each).
+ * Returns whether it shall go on polling: until *done is not 0, or packets come in bulk. done == NULL: it stops.
+ * `alone`: no other thread waits for packets. */
+bool cl_engine_take_ports_turn(struct cl_engine *engine, uint64_t readable, const _Atomic uint32_t *done, bool alone);
