@@ -276,11 +276,13 @@ bool cl_engine_take_ports_turn(struct cl_engine *engine, uint64_t readable, cons
     return stays;
 }
 
-/* Sleeps, without the ports while a calling thread polls them: they are the last descriptors. Returns as ppoll does. */
-static int sleep_on(struct cl_engine *engine, struct pollfd *fds, nfds_t first_port, nfds_t count, uint64_t until_us)
+/* Sleeps, without the ports while a calling thread polls them: they are the last descriptors. Returns as ppoll does.
+ * `full`: a port is, and only this thread waits for room. */
+static int sleep_on(struct cl_engine *engine, struct pollfd *fds, nfds_t first_port, nfds_t count, uint64_t until_us,
+                    bool full)
 {
     for (;;) {
-        bool leaves = atomic_load(&engine->ports_taken);
+        bool leaves = !full && atomic_load(&engine->ports_taken);
         atomic_store(&engine->leaves_ports, leaves);
         if (leaves && !atomic_load(&engine->ports_taken))
             continue; /* see leave_ports */
@@ -288,7 +290,7 @@ static int sleep_on(struct cl_engine *engine, struct pollfd *fds, nfds_t first_p
         struct timespec timeout = {.tv_sec = (time_t)(sleep_us / 1000000),
                                    .tv_nsec = (long)(sleep_us % 1000000) * 1000};
         int ready = ppoll(fds, leaves ? first_port : count, sleep_us >= FOREVER_US ? NULL : &timeout, NULL);
-        bool others = leaves || ready <= 0;
+        bool others = leaves || full || ready <= 0;
         for (nfds_t i = 0; i < first_port; i++)
             others |= fds[i].revents != 0;
         if (others || !atomic_load(&engine->ports_taken))
@@ -319,7 +321,8 @@ static void sleep_until(struct cl_engine *engine, uint64_t deadline_us)
     uint64_t nap = deadline_us > now && full == 0 ? nap_us(engine, now) : 0;
     pthread_mutex_unlock(&engine->core);
 
-    int ready = sleep_on(engine, fds, first_port, nap > 0 ? first_port : count, nap > 0 ? now + nap : deadline_us);
+    int ready =
+        sleep_on(engine, fds, first_port, nap > 0 ? first_port : count, nap > 0 ? now + nap : deadline_us, full != 0);
     atomic_fetch_add_explicit(&engine->wakeups, 1, memory_order_relaxed);
 
     pthread_mutex_lock(&engine->core);
