@@ -195,10 +195,16 @@ static uint64_t take_turn(struct cl_engine *engine)
     return cl_turn_take(&turn);
 }
 
-/* Moves the end of the engine thread's sleep forward. */
-static void shorten_sleep(struct cl_engine *engine, uint64_t until_us)
+/* Sets the end of the engine thread's sleep: when its turn is due, or nobody has polled the ports for a while. So that
+ * while counts from the last visit, which has looked at them. */
+static void set_sleep(struct cl_engine *engine)
 {
-    if (until_us >= engine->sleeps_until_us)
+    uint64_t until_us = engine->due_us;
+    if (atomic_load(&engine->leaves_ports) && !atomic_load(&engine->ports_taken)) {
+        uint64_t left_us = cl_now_us() + (engine->groups.awake != NULL ? GRACE_IN_FLIGHT_US : GRACE_US);
+        until_us = left_us < until_us ? left_us : until_us;
+    }
+    if (until_us == engine->sleeps_until_us)
         return;
     struct itimerspec at = {
         .it_value = {.tv_sec = (time_t)(until_us / 1000000), .tv_nsec = (long)(until_us % 1000000) * 1000}};
@@ -214,8 +220,9 @@ static bool visit(struct cl_engine *engine)
     uint64_t deadline = take_turn(engine);
     if ((full_ports(engine) & ~engine->polled_ports) != 0)
         cl_engine_wake(engine); /* it has to poll for room */
-    else if (deadline > 0)
-        shorten_sleep(engine, deadline);
+    else if (deadline > 0 && deadline < engine->due_us)
+        engine->due_us = deadline;
+    set_sleep(engine);
     return deadline == 0;
 }
 
@@ -243,6 +250,7 @@ bool cl_engine_take_turn(struct cl_engine *engine, struct cl_group *group)
 uint32_t cl_engine_ports(struct cl_engine *engine, struct pollfd *fds)
 {
     pthread_mutex_lock(&engine->core);
+    set_sleep(engine); /* as long as the ports are taken the engine's thread need not come for them */
     for (uint32_t i = 0; i < engine->ports.count; i++)
         fds[i] = (struct pollfd){.fd = engine->ports.wire_type->descriptor(engine->ports.wire, i), .events = POLLIN};
     pthread_mutex_unlock(&engine->core);
@@ -256,8 +264,8 @@ static void leave_ports(struct cl_engine *engine, bool at_once)
     atomic_store(&engine->ports_taken, false);
     if (at_once)
         cl_engine_wake(engine);
-    else if (atomic_load(&engine->leaves_ports))
-        shorten_sleep(engine, cl_now_us() + (engine->groups.awake != NULL ? GRACE_IN_FLIGHT_US : GRACE_US));
+    else
+        set_sleep(engine);
 }
 
 bool cl_engine_take_ports_turn(struct cl_engine *engine, uint64_t readable, const _Atomic uint32_t *done, bool alone)
@@ -317,7 +325,7 @@ static void sleep_until(struct cl_engine *engine, uint64_t deadline_us)
         fds[count++] = (struct pollfd){.fd = engine->ports.wire_type->descriptor(engine->ports.wire, i),
                                        .events = (short)(full >> i & 1 ? POLLIN | POLLOUT : POLLIN)};
     uint64_t now = cl_now_us();
-    engine->sleeps_until_us = deadline_us;
+    engine->due_us = engine->sleeps_until_us = deadline_us;
     uint64_t nap = deadline_us > now && full == 0 ? nap_us(engine, now) : 0;
     pthread_mutex_unlock(&engine->core);
 

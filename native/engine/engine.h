@@ -30,6 +30,7 @@ struct cl_engine {
     atomic_bool stopping;
     int wake_fd;
     int timer_fd;             /* moves the end of the thread's sleep forward without waking it */
+    uint64_t due_us;          /* (core) its next turn, at the latest */
     uint64_t sleeps_until_us; /* (core) */
     struct cl_bell bell;
     struct cl_engine_options options;
