@@ -247,17 +247,8 @@ bool cl_engine_take_turn(struct cl_engine *engine, struct cl_group *group)
     return more;
 }
 
-uint32_t cl_engine_ports(struct cl_engine *engine, struct pollfd *fds)
-{
-    pthread_mutex_lock(&engine->core);
-    set_sleep(engine); /* as long as the ports are taken the engine's thread need not come for them */
-    for (uint32_t i = 0; i < engine->ports.count; i++)
-        fds[i] = (struct pollfd){.fd = engine->ports.wire_type->descriptor(engine->ports.wire, i), .events = POLLIN};
-    pthread_mutex_unlock(&engine->core);
-    return engine->ports.count;
-}
-
-/* The calling thread stops polling the ports. Mostly another wait begins soon, and the engine's thread sleeps on. */
+/* The calling thread stops polling the ports. Mostly another wait begins soon, and the engine's thread sleeps on.
+ * The caller holds core, unless at_once. */
 static void leave_ports(struct cl_engine *engine, bool at_once)
 {
     /* The order matters: the engine's thread either sees that it has the ports, or is seen to leave them. */
@@ -268,15 +259,31 @@ static void leave_ports(struct cl_engine *engine, bool at_once)
         set_sleep(engine);
 }
 
+uint32_t cl_engine_ports(struct cl_engine *engine, struct pollfd *fds)
+{
+    if (pthread_mutex_trylock(&engine->core) != 0) {
+        leave_ports(engine, true);
+        return 0;
+    }
+    set_sleep(engine); /* as long as the ports are taken the engine's thread need not come for them */
+    for (uint32_t i = 0; i < engine->ports.count; i++)
+        fds[i] = (struct pollfd){.fd = engine->ports.wire_type->descriptor(engine->ports.wire, i), .events = POLLIN};
+    pthread_mutex_unlock(&engine->core);
+    return engine->ports.count;
+}
+
 bool cl_engine_take_ports_turn(struct cl_engine *engine, uint64_t readable, const _Atomic uint32_t *done, bool alone)
 {
-    pthread_mutex_lock(&engine->core);
+    if (pthread_mutex_trylock(&engine->core) != 0) {
+        leave_ports(engine, true);
+        return false;
+    }
     engine->readable = readable;
     engine->ever_readable |= readable;
-    bool more = visit(engine);
+    bool more = readable != 0 && visit(engine);
     if (more && done != NULL && atomic_load(done) == 0)
         more = visit(engine);
-    bool bulk = more || full_ports(engine) != 0 || nap_us(engine, cl_now_us()) > 0;
+    bool bulk = more || full_ports(engine) != 0 || (readable != 0 && nap_us(engine, cl_now_us()) > 0);
     bool stays = done != NULL && atomic_load(done) == 0 && !bulk;
     if (!stays)
         leave_ports(engine, bulk || !alone);

@@ -82,15 +82,18 @@ static void poll_ports(struct cl_packet_wait *wait, const _Atomic uint32_t *done
 {
     struct pollfd fds[1 + CL_PORTS_MAX]; /* the first one is `wake_fd` */
     uint32_t ports = cl_engine_ports(wait->engine, &fds[1]);
-    bool goes_on;
-    do {
+    bool goes_on = ports > 0;
+    while (goes_on) {
         uint64_t readable = sleep_on(wait, fds, ports, done, deadline_us);
-        if (fds[0].revents != 0) /* perhaps because a port has got another descriptor */
+        if (fds[0].revents != 0) { /* perhaps because a port has got another descriptor */
             ports = cl_engine_ports(wait->engine, &fds[1]);
+            if (ports == 0)
+                return;
+        }
         goes_on = !atomic_load(&wait->closed) && cl_now_us() < deadline_us;
         bool alone = atomic_load(&wait->sleepers) == 0;
         goes_on = cl_engine_take_ports_turn(wait->engine, readable, goes_on ? done : NULL, alone);
-    } while (goes_on);
+    }
 }
 
 void cl_packet_wait_for(struct cl_packet_wait *wait, const _Atomic uint32_t *done, uint64_t deadline_us)
