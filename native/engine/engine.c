@@ -226,14 +226,15 @@ static bool visit(struct cl_engine *engine)
     return deadline == 0;
 }
 
-void cl_engine_attend(struct cl_engine *engine)
+void cl_engine_attend(struct cl_engine *engine, bool unless_busy)
 {
     if (pthread_mutex_trylock(&engine->core) != 0) {
         cl_engine_wake(engine);
         return;
     }
+    bool busy = engine->groups.awake != NULL || full_ports(engine) != 0;
     /* Mostly there is more to do because a message had come before its receive: the second turn ends the receive. */
-    if (visit(engine) && visit(engine))
+    if ((unless_busy && busy) || (visit(engine) && visit(engine)))
         cl_engine_wake(engine);
     pthread_mutex_unlock(&engine->core);
 }

@@ -66,8 +66,9 @@ void cl_engine_wake(struct cl_engine *engine);
 /* Has sleeping groups looked at, by the engine's thread. */
 void cl_engine_call(struct cl_engine *engine);
 /* Has the inbox looked at: by the calling thread if the engine's sleeps, which saves two thread switches; else by the
- * engine's. The calling thread takes two turns if need be, the second for what the first has begun. */
-void cl_engine_attend(struct cl_engine *engine);
+ * engine's. The calling thread takes two turns if need be, the second for what the first has begun. `unless_busy`: by
+ * the engine's also if other operations are in flight or a port is full, as those turns might be long. */
+void cl_engine_attend(struct cl_engine *engine, bool unless_busy);
 /* Takes the engine's next turn in the calling thread, which visits the group. Returns whether there is more to do at
  * once. */
 bool cl_engine_take_turn(struct cl_engine *engine, struct cl_group *group);

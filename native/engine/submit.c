@@ -7,7 +7,11 @@
 #include "engine/host_wait.h"
 #include "group/p2p.h"
 
-enum { NOW_BYTES_MAX = 65536 /* the calling thread sends no more than this itself */ };
+/* The calling thread sends no more than this itself. */
+enum {
+    NOW_BYTES_MAX = 65536,
+    NOW_MESSAGES_MAX = 16, /* of a plan, both ways */
+};
 
 /* Hands the operation over to the engine. `now`: the calling thread may take the engine's next turn itself. */
 static void submit(struct cl_member *member, struct cl_operation *operation, bool now)
@@ -19,7 +23,7 @@ static void submit(struct cl_member *member, struct cl_operation *operation, boo
         cl_engine_wake(engine);
     pthread_mutex_unlock(&member->submitting); /* the group may be closed and freed from here on */
     if (news && now)
-        cl_engine_attend(engine);
+        cl_engine_attend(engine, operation->kind == CL_OPERATION_PLAN);
 }
 
 /* Lets the thread that waits for the operation poll the sockets, if the operation needs packets alone. */
@@ -34,7 +38,8 @@ static void wait_for_packets(struct cl_submission *submission, struct cl_engine 
 /* Whether the calling thread may send the first packets of a plan itself. */
 static bool is_short(const struct cl_plan *plan)
 {
-    return plan->network_steps > 0 && !plan->uses_host && plan->sent_bytes <= NOW_BYTES_MAX;
+    return plan->network_steps > 0 && plan->network_steps <= NOW_MESSAGES_MAX && !plan->uses_host &&
+           plan->sent_bytes <= NOW_BYTES_MAX;
 }
 
 static int create(cl_group *group, const struct cl_operation_request *request, struct cl_submission **out)
