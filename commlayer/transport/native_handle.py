@@ -80,7 +80,8 @@ class NativeHandle:
 
         def ended(status: int) -> None:
             error = None if status == 0 else self._group.error(status, self._call)
-            self._call = None
+            if status == lib.CL_OK:
+                self._call = None  # see `wait`
             callback(error)
 
         if self._never_ends():

@@ -224,6 +224,23 @@ def test_timeout_names_the_rank_and_ends_the_group(team: Team) -> None:
         elsewhere.wait()
 
 
+def test_a_callback_leaves_the_text_of_the_error(team: Team) -> None:
+    target, errors = spoiled(4), list[BaseException | None]()
+    call = Call("receive", None, (), [(4,)], rank=1, tag=7)
+    call.handle = handle = team[0].receive(MessageRequest(target.ctypes.data, 4, 1, 7, 0.05), call)
+    handle.on_done(errors.append)
+    until(lambda: errors != [])
+    with pytest.raises(OperationTimeoutError) as by_wait:
+        handle.wait()
+    with pytest.raises(OperationTimeoutError) as by_source:
+        _ = handle.source
+    first = errors[0]
+    assert isinstance(first, OperationTimeoutError)
+    for error in (first, by_wait.value, by_source.value):
+        assert call.title() in str(error)
+        assert error.operation == first.operation is not None
+
+
 def test_abort_and_close(team: Team) -> None:
     pending = receive(team[1], spoiled(4), None)
     own = receive(team[0], spoiled(4), 1)
