@@ -29,6 +29,7 @@ enum {
     /* Nobody polls the ports for this time after a calling thread has done so, which mostly comes back; */
     GRACE_US = 1000,
     GRACE_IN_FLIGHT_US = 100, /* or for this, while operations are in flight, whose packets may come. */
+    SHORT_TURN_US = 200,      /* a thread that waits for packets waits no longer for the end of another one's turn */
     SLICE_NS = 100000,        /* the shortest slice that Linux gives */
 };
 
@@ -260,22 +261,29 @@ static void leave_ports(struct cl_engine *engine, bool at_once)
         set_sleep(engine);
 }
 
-uint32_t cl_engine_ports(struct cl_engine *engine, struct pollfd *fds)
+void cl_engine_rest(struct cl_engine *engine)
 {
-    if (pthread_mutex_trylock(&engine->core) != 0) {
-        leave_ports(engine, true);
-        return 0;
-    }
-    set_sleep(engine); /* as long as the ports are taken the engine's thread need not come for them */
-    for (uint32_t i = 0; i < engine->ports.count; i++)
-        fds[i] = (struct pollfd){.fd = engine->ports.wire_type->descriptor(engine->ports.wire, i), .events = POLLIN};
+    if (pthread_mutex_trylock(&engine->core) != 0)
+        return; /* it is awake */
+    set_sleep(engine);
     pthread_mutex_unlock(&engine->core);
-    return engine->ports.count;
+}
+
+/* Waits for the end of another thread's turn, if it is short. */
+static bool lock_soon(struct cl_engine *engine)
+{
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_nsec += 1000 * SHORT_TURN_US;
+    until.tv_sec += until.tv_nsec / 1000000000;
+    until.tv_nsec %= 1000000000;
+    return pthread_mutex_timedlock(&engine->core, &until) == 0;
 }
 
 bool cl_engine_take_ports_turn(struct cl_engine *engine, uint64_t readable, const _Atomic uint32_t *done, bool alone)
 {
-    if (pthread_mutex_trylock(&engine->core) != 0) {
+    bool waits = done != NULL && atomic_load(done) == 0;
+    if (pthread_mutex_trylock(&engine->core) != 0 && !(waits && lock_soon(engine))) {
         leave_ports(engine, true);
         return false;
     }

@@ -20,7 +20,6 @@
 #include "group/turn.h"
 
 struct cl_packet_wait;
-struct pollfd;
 
 enum { CL_SEND_BATCH = 64 };
 
@@ -72,11 +71,10 @@ void cl_engine_attend(struct cl_engine *engine, bool unless_busy);
 /* Takes the engine's next turn in the calling thread, which visits the group. Returns whether there is more to do at
  * once. */
 bool cl_engine_take_turn(struct cl_engine *engine, struct cl_group *group);
-/* Fills in the descriptors of all ports, to be polled by a calling thread; returns how many. 0: another thread is amid a
- * turn, which may last; the engine's thread has the ports. */
-uint32_t cl_engine_ports(struct cl_engine *engine, struct pollfd *fds);
+/* A calling thread has begun to poll the ports: the engine's need not wake for them. */
+void cl_engine_rest(struct cl_engine *engine);
 /* Takes the engine's next turns in the calling thread, which polls the ports and has found some readable (a bit each).
  * Returns whether it shall go on polling: until *done is not 0, or packets come in bulk. done == NULL: it stops. So
- * it does where another thread is amid a turn: the engine's has the ports then.
+ * it does where another thread is amid a long turn: the engine's has the ports then.
  * `alone`: no other thread waits for packets. */
 bool cl_engine_take_ports_turn(struct cl_engine *engine, uint64_t readable, const _Atomic uint32_t *done, bool alone);

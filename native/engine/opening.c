@@ -149,10 +149,10 @@ int cl_engine_move_port(cl_engine *engine, uint32_t index, const char *address)
     int status = can ? engine->ports.wire_type->move(engine->ports.wire, index, address) : CL_EINVAL;
     if (status == CL_OK && engine->endpoint != NULL)
         cl_endpoint_release_port(engine->endpoint, index); /* the new socket has room */
+    if (status == CL_OK && engine->packet_wait != NULL)
+        cl_packet_wait_move(engine->packet_wait, index, engine->ports.wire_type->descriptor(engine->ports.wire, index));
     pthread_mutex_unlock(&engine->core);
     cl_engine_wake(engine); /* it may be asleep on the former socket */
-    if (engine->packet_wait != NULL)
-        cl_packet_wait_wake(engine->packet_wait);
     return status;
 }
 

@@ -10,7 +10,7 @@
 #include "engine/engine.h"
 
 enum {
-    SLEEP_MAX_US = 1000000,
+    SLEEP_MOST_US = 1000000,
     PAUSE_US = 1000, /* from one wait to the next one, which does not poll: see GRACE_US of engine.c */
 };
 
@@ -20,6 +20,10 @@ struct cl_packet_wait *cl_packet_wait_create(struct cl_engine *engine)
     if (wait == NULL)
         return NULL;
     wait->engine = engine;
+    wait->sleep_most_us = SLEEP_MOST_US;
+    wait->port_count = engine->ports.count;
+    for (uint32_t i = 0; i < wait->port_count; i++)
+        atomic_init(&wait->port_fds[i], engine->ports.wire_type->descriptor(engine->ports.wire, i));
     atomic_init(&wait->references, 1);
     wait->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     if (wait->wake_fd < 0) {
@@ -42,26 +46,36 @@ void cl_packet_wait_release(struct cl_packet_wait *wait)
     free(wait);
 }
 
+/* Ends the sleep of the thread that polls. */
+static void wake(struct cl_packet_wait *wait)
+{
+    eventfd_write(wait->wake_fd, 1);
+}
+
 void cl_packet_wait_close(struct cl_packet_wait *wait)
 {
     atomic_store(&wait->closed, true);
     while (atomic_load(&wait->inside) > 0) {
-        cl_packet_wait_wake(wait);
+        wake(wait);
         sched_yield();
     }
 }
 
 /* Sleeps until a port is readable, or another thread ends the sleep. Returns the readable ports, a bit each. */
-static uint64_t sleep_on(struct cl_packet_wait *wait, struct pollfd *fds, uint32_t ports, const _Atomic uint32_t *done,
-                         uint64_t deadline_us)
+static uint64_t sleep_on(struct cl_packet_wait *wait, const _Atomic uint32_t *done, uint64_t deadline_us)
 {
+    struct pollfd fds[1 + CL_PORTS_MAX];
+    uint32_t ports = wait->port_count;
     uint64_t readable = 0, now_us = cl_now_us();
     int ready = 0;
     fds[0] = (struct pollfd){.fd = wait->wake_fd, .events = POLLIN};
+    for (uint32_t i = 0; i < ports; i++)
+        fds[1 + i] = (struct pollfd){.fd = atomic_load(&wait->port_fds[i]), .events = POLLIN};
     /* The order matters: whoever sets the word later sees who sleeps for it. */
     atomic_store(&wait->sleeps_for, done);
     if (atomic_load(done) == 0 && !atomic_load(&wait->closed) && now_us < deadline_us) {
-        uint64_t left_us = deadline_us - now_us < SLEEP_MAX_US ? deadline_us - now_us : SLEEP_MAX_US;
+        uint64_t most_us = wait->sleep_most_us, left_us = deadline_us - now_us;
+        left_us = left_us < most_us ? left_us : most_us;
         struct timespec timeout = {.tv_sec = (time_t)(left_us / 1000000), .tv_nsec = (long)(left_us % 1000000) * 1000};
         ready = ppoll(fds, 1 + (nfds_t)ports, &timeout, NULL);
     }
@@ -80,20 +94,15 @@ static uint64_t sleep_on(struct cl_packet_wait *wait, struct pollfd *fds, uint32
 
 static void poll_ports(struct cl_packet_wait *wait, const _Atomic uint32_t *done, uint64_t deadline_us)
 {
-    struct pollfd fds[1 + CL_PORTS_MAX]; /* the first one is `wake_fd` */
-    uint32_t ports = cl_engine_ports(wait->engine, &fds[1]);
-    bool goes_on = ports > 0;
-    while (goes_on) {
-        uint64_t readable = sleep_on(wait, fds, ports, done, deadline_us);
-        if (fds[0].revents != 0) { /* perhaps because a port has got another descriptor */
-            ports = cl_engine_ports(wait->engine, &fds[1]);
-            if (ports == 0)
-                return;
-        }
-        goes_on = !atomic_load(&wait->closed) && cl_now_us() < deadline_us;
+    bool goes_on;
+    cl_engine_rest(wait->engine);
+    do {
+        uint64_t readable = sleep_on(wait, done, deadline_us);
+        goes_on = atomic_load(done) == 0 && !atomic_load(&wait->closed) && cl_now_us() < deadline_us;
         bool alone = atomic_load(&wait->sleepers) == 0;
-        goes_on = cl_engine_take_ports_turn(wait->engine, readable, goes_on ? done : NULL, alone);
-    }
+        if (readable != 0 || !goes_on)
+            goes_on = cl_engine_take_ports_turn(wait->engine, readable, goes_on ? done : NULL, alone);
+    } while (goes_on);
 }
 
 void cl_packet_wait_for(struct cl_packet_wait *wait, const _Atomic uint32_t *done, uint64_t deadline_us)
@@ -114,10 +123,11 @@ void cl_packet_wait_note(struct cl_packet_wait *wait)
 void cl_packet_wait_end(struct cl_packet_wait *wait, const _Atomic uint32_t *done)
 {
     if (atomic_load(&wait->sleeps_for) == done)
-        cl_packet_wait_wake(wait);
+        wake(wait);
 }
 
-void cl_packet_wait_wake(struct cl_packet_wait *wait)
+void cl_packet_wait_move(struct cl_packet_wait *wait, uint32_t port, int fd)
 {
-    eventfd_write(wait->wake_fd, 1);
+    atomic_store(&wait->port_fds[port], fd);
+    wake(wait); /* it may be asleep on the former one */
 }

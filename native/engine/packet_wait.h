@@ -11,6 +11,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "wire/wire.h"
+
 struct cl_engine;
 
 struct cl_packet_wait {
@@ -21,10 +23,13 @@ struct cl_packet_wait {
     _Atomic(const _Atomic uint32_t *) sleeps_for; /* the word that ends its sleep; NULL: it does not sleep */
     struct cl_engine *engine;
     _Atomic uint64_t ended_us; /* when the latest wait ended */
-    int wake_fd;               /* ends its sleep */
+    uint64_t sleep_most_us;    /* a lost wake-up costs this much, never a hang */
+    uint32_t port_count;
+    atomic_int port_fds[CL_PORTS_MAX];
+    int wake_fd; /* ends its sleep */
 };
 
-/* NULL: no memory, or no descriptor. */
+/* For the ports of the engine's wire, which is open. NULL: no memory, or no descriptor. */
 struct cl_packet_wait *cl_packet_wait_create(struct cl_engine *engine);
 void cl_packet_wait_retain(struct cl_packet_wait *wait);
 /* NULL is accepted. */
@@ -40,5 +45,5 @@ void cl_packet_wait_for(struct cl_packet_wait *wait, const _Atomic uint32_t *don
 void cl_packet_wait_note(struct cl_packet_wait *wait);
 /* The word is not 0 any more: ends the sleep of a thread that polls and waits for that. */
 void cl_packet_wait_end(struct cl_packet_wait *wait, const _Atomic uint32_t *done);
-/* Ends the sleep of the thread that polls: it looks at everything again. */
-void cl_packet_wait_wake(struct cl_packet_wait *wait);
+/* A port has got another descriptor. */
+void cl_packet_wait_move(struct cl_packet_wait *wait, uint32_t port, int fd);

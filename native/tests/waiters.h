@@ -10,12 +10,14 @@ struct waiter {
     uint64_t timeout_us;
     pthread_t thread;
     int status;
+    atomic_bool returned;
 };
 
 static inline void *wait_for(void *argument)
 {
     struct waiter *waiter = argument;
     waiter->status = cl_operation_wait(waiter->operation, waiter->timeout_us);
+    atomic_store(&waiter->returned, true);
     return NULL;
 }
 
