@@ -70,7 +70,9 @@ class NativeGroup:
         self._idle = threading.Condition(self._lock)
         self._calls = 0  # threads inside the native group; it is freed when there are none
         self._plans: dict[int, tuple[int, Any]] = {}  # each living plan's address and owner, by id(plan)
-        self._requests: list[tuple[Any, Any]] = []  # requests without a Qos for reuse, and their bytes
+        # For reuse: requests without a Qos, their bytes, and places for the operations that they become.
+        self._requests: list[tuple[Any, Any, Any]] = []
+        self._messages: list[tuple[Any, Any, Any]] = []
         self._failure: tuple[int | None, str] = (None, "")  # a closed group's culprit, and details
         self._end = lib.CL_ECLOSED  # the status of operations on a closed group
         self._peers = peers
@@ -98,7 +100,6 @@ class NativeGroup:
         if request.plan.encodes and (dtype, op) != (base.DType.F32, base.Op.SUM):
             raise ConfigError(f"{self.who}: {op.name} of {dtype.name} with a codec: codecs are for sums of float32")
         native_qos = None if qos is None else self._native_qos(qos, request.priority, request.order, dtype, op)
-        out = ffi.new("cl_operation **")
         group = self._enter()
         try:
             native = self._native_request(request)
@@ -109,14 +110,15 @@ class NativeGroup:
             if has_words:
                 native[0].gate = ffi.cast("uint32_t *", request.gate)
                 native[0].done = ffi.cast("uint32_t *", request.done)
-            status = lib.cl_submit(group, native[0], out)
+            status = lib.cl_submit(group, native[0], native[2])
+            operation = native[2][0]
             if native_qos is None and not has_words:
                 self._requests.append(native)
         finally:
             self._leave()
         if status != 0:
             raise self.error(status, call)
-        return NativeHandle(self, out[0], call)
+        return NativeHandle(self, operation, call)
 
     def run(self, request: base.Request, call: Call | None = None) -> None:
         group = self._enter()
@@ -130,22 +132,18 @@ class NativeGroup:
         if status != 0:
             raise self.error(status, call)
 
-    def _native_request(self, request: base.Request) -> tuple[Any, Any]:
-        try:
-            native = self._requests.pop()
-        except IndexError:
-            made = ffi.new("struct cl_operation_request *")
-            native = made, ffi.buffer(made)
+    def _native_request(self, request: base.Request) -> tuple[Any, Any, Any]:
+        native = _free_or_new(self._requests, "struct cl_operation_request *")
         plan, source, target, dtype, op, timeout_s, priority, order, *_ = request
         address, timeout_us = self._native_plan(plan), timeout_us_of(timeout_s)
         REQUEST_HEAD.pack_into(native[1], 0, address, source, target, timeout_us, dtype, op, priority, 0, order)
         return native
 
     def send(self, message: base.MessageRequest, call: Call | None = None) -> NativeHandle:
-        return NativeHandle(self, self._start(lib.cl_send, message, call), call)
+        return NativeHandle(self, self._start(lib.cl_send, message, message.priority, call), call)
 
     def receive(self, message: base.MessageRequest, call: Call | None = None) -> NativeReceiveHandle:
-        return NativeReceiveHandle(self, self._start(lib.cl_receive, message._replace(priority=0), call), call)
+        return NativeReceiveHandle(self, self._start(lib.cl_receive, message, 0, call), call)
 
     def _check_message(self, other: int | None, tag: int) -> None:
         """Raises ConfigError if no message can go to, or come from, rank `other` with this tag."""
@@ -164,22 +162,24 @@ class NativeGroup:
         if problem:
             raise ConfigError(f"{self.who}: {problem}")
 
-    def _start(self, function: Any, message: base.MessageRequest, call: Call | None) -> Any:
+    def _start(self, function: Any, message: base.MessageRequest, priority: int, call: Call | None) -> Any:
         """Asks the engine for a point-to-point operation; returns the operation."""
-        address, length, peer, tag, timeout_s, priority, gate, done = message
+        address, length, peer, tag, timeout_s, _, gate, done = message
         self._check_message(peer, tag)
+        native = _free_or_new(self._messages, "struct cl_message_request *")
+        request, memory, out = native
         rank = ANY_SOURCE if peer is None else peer
-        packed = MESSAGE.pack(rank, tag, address, length, priority, timeout_us_of(timeout_s), gate, done)
-        request = ffi.from_buffer("struct cl_message_request *", packed)
-        out = ffi.new("cl_operation **")
+        MESSAGE.pack_into(memory, 0, rank, tag, address, length, priority, timeout_us_of(timeout_s), gate, done)
         group = self._enter()
         try:
             status = function(group, request, out)
         finally:
             self._leave()
+        operation = out[0]
+        self._messages.append(native)
         if status != 0:
             raise self.error(status, call)
-        return out[0]
+        return operation
 
     def abort(self, reason: str) -> None:
         with self._lock:  # in a forked child there is no group
@@ -361,3 +361,12 @@ class NativeGroup:
         if kept[1] is native:  # else another thread was faster, and may be using its copy
             weakref.finalize(plan, self._plans.pop, id(plan), None).atexit = False
         return kept[0]
+
+
+def _free_or_new(free: list[tuple[Any, Any, Any]], kind: str) -> tuple[Any, Any, Any]:
+    """A request that nobody uses: the struct, its bytes, and a place for the operation that it becomes."""
+    try:
+        return free.pop()
+    except IndexError:
+        made = ffi.new(kind)
+        return made, ffi.buffer(made), ffi.new("cl_operation **")

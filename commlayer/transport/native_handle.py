@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from .call import Call
     from .group import NativeGroup
 
+LONGEST_US = 1 << 63
+LONGEST_S = LONGEST_US / 1e6
+"""The longest timeout: the engine has 64 bits."""
+
 
 class NativeHandle:
     """A `base.Handle`: one operation in flight."""
@@ -25,7 +29,10 @@ class NativeHandle:
         self._operation = ffi.gc(operation, lib.cl_operation_release)
 
     def done(self) -> bool:
-        return bool(lib.cl_operation_status(self._operation) != lib.CL_EAGAIN) or self._group.is_inherited
+        status = lib.cl_operation_status(self._operation)
+        if status == lib.CL_OK:
+            self._call = None  # see `wait`
+        return bool(status != lib.CL_EAGAIN) or self._group.is_inherited
 
     def failed(self) -> bool:
         return lib.cl_operation_status(self._operation) not in (lib.CL_OK, lib.CL_EAGAIN) or self._never_ends()
@@ -44,12 +51,14 @@ class NativeHandle:
         else:
             status = lib.cl_operation_wait(self._operation, timeout_us_of(timeout_s))
         if status == lib.CL_EAGAIN:
+            call = self._call
             raise OperationTimeoutError(
-                f"{self._group.who}: {self._call.title() if self._call else 'the operation'} is still in flight after "
+                f"{self._group.who}: {call.title() if call else 'the operation'} is still in flight after "
                 f"{timeout_s:g} s; wait longer, or abort the group"
             )
         if status != 0:
             raise self._group.error(status, self._call)
+        self._call = None  # no error needs it; it has this handle: both would live until Python looks for cycles
 
     def missing(self) -> list[tuple[int, int]]:
         count = lib.cl_operation_missing(self._operation, ffi.NULL, 0)
@@ -70,7 +79,10 @@ class NativeHandle:
         """See `base.Handle.on_done`; at most one callback per handle."""
 
         def ended(status: int) -> None:
-            callback(None if status == 0 else self._group.error(status, self._call))
+            error = None if status == 0 else self._group.error(status, self._call)
+            if status == lib.CL_OK:
+                self._call = None  # see `wait`
+            callback(error)
 
         if self._never_ends():
             ended(lib.CL_ECLOSED)
@@ -98,4 +110,5 @@ class NativeReceiveHandle(NativeHandle):
 
 def timeout_us_of(timeout_s: float) -> int:
     """The timeout as the engine takes it: 0 would mean none."""
-    return int(min(max(timeout_s * 1e6, 1), 1 << 63))
+    timeout_us = int(timeout_s * 1e6) if timeout_s < LONGEST_S else LONGEST_US
+    return timeout_us if timeout_us > 0 else 1

@@ -26,7 +26,11 @@ enum {
     RECEIVE_BATCHES = 8,    /* received before the next send */
     SEND_BATCHES = 8,       /* sent before the next receive */
     FOREVER_US = 1 << 30,
-    SLICE_NS = 100000, /* the shortest slice that Linux gives */
+    /* Nobody polls the ports for this time after a calling thread has done so, which mostly comes back; */
+    GRACE_US = 1000,
+    GRACE_IN_FLIGHT_US = 100, /* or for this, while operations are in flight, whose packets may come. */
+    SHORT_TURN_US = 200,      /* a thread that waits for packets waits no longer for the end of another one's turn */
+    SLICE_NS = 100000,        /* the shortest slice that Linux gives */
 };
 
 const char *cl_error_text(int code)
@@ -192,29 +196,46 @@ static uint64_t take_turn(struct cl_engine *engine)
     return cl_turn_take(&turn);
 }
 
+/* Sets the end of the engine thread's sleep: when its turn is due, or nobody has polled the ports for a while. So that
+ * while counts from the last visit, which has looked at them. */
+static void set_sleep(struct cl_engine *engine)
+{
+    uint64_t until_us = engine->due_us;
+    if (atomic_load(&engine->leaves_ports) && !atomic_load(&engine->ports_taken)) {
+        uint64_t left_us = cl_now_us() + (engine->groups.awake != NULL ? GRACE_IN_FLIGHT_US : GRACE_US);
+        until_us = left_us < until_us ? left_us : until_us;
+    }
+    if (until_us == engine->sleeps_until_us)
+        return;
+    struct itimerspec at = {
+        .it_value = {.tv_sec = (time_t)(until_us / 1000000), .tv_nsec = (long)(until_us % 1000000) * 1000}};
+    timerfd_settime(engine->timer_fd, TFD_TIMER_ABSTIME, &at, NULL);
+    engine->sleeps_until_us = until_us;
+}
+
 /* A turn of a thread that is not the engine's, under core. Returns whether there is more to do at once. */
 static bool visit(struct cl_engine *engine)
 {
+    if (engine->readable == 0 && atomic_load(&engine->leaves_ports) && !atomic_load(&engine->ports_taken))
+        engine->readable = engine->ever_readable;
     uint64_t deadline = take_turn(engine);
-    if ((full_ports(engine) & ~engine->polled_ports) != 0) {
+    if ((full_ports(engine) & ~engine->polled_ports) != 0)
         cl_engine_wake(engine); /* it has to poll for room */
-    } else if (deadline > 0 && deadline < engine->sleeps_until_us) {
-        struct itimerspec at = {
-            .it_value = {.tv_sec = (time_t)(deadline / 1000000), .tv_nsec = (long)(deadline % 1000000) * 1000}};
-        timerfd_settime(engine->timer_fd, TFD_TIMER_ABSTIME, &at, NULL);
-        engine->sleeps_until_us = deadline;
-    }
+    else if (deadline > 0 && deadline < engine->due_us)
+        engine->due_us = deadline;
+    set_sleep(engine);
     return deadline == 0;
 }
 
-void cl_engine_attend(struct cl_engine *engine)
+void cl_engine_attend(struct cl_engine *engine, bool unless_busy)
 {
     if (pthread_mutex_trylock(&engine->core) != 0) {
         cl_engine_wake(engine);
         return;
     }
+    bool busy = engine->groups.awake != NULL || full_ports(engine) != 0;
     /* Mostly there is more to do because a message had come before its receive: the second turn ends the receive. */
-    if (visit(engine) && visit(engine))
+    if ((unless_busy && busy) || (visit(engine) && visit(engine)))
         cl_engine_wake(engine);
     pthread_mutex_unlock(&engine->core);
 }
@@ -228,6 +249,81 @@ bool cl_engine_take_turn(struct cl_engine *engine, struct cl_group *group)
     return more;
 }
 
+/* The calling thread stops polling the ports. Mostly another wait begins soon, and the engine's thread sleeps on.
+ * The caller holds core, unless at_once. */
+static void leave_ports(struct cl_engine *engine, bool at_once)
+{
+    /* The order matters: the engine's thread either sees that it has the ports, or is seen to leave them. */
+    atomic_store(&engine->ports_taken, false);
+    if (at_once)
+        cl_engine_wake(engine);
+    else
+        set_sleep(engine);
+}
+
+void cl_engine_rest(struct cl_engine *engine)
+{
+    if (pthread_mutex_trylock(&engine->core) != 0)
+        return; /* it is awake */
+    set_sleep(engine);
+    pthread_mutex_unlock(&engine->core);
+}
+
+/* Waits for the end of another thread's turn, if it is short. */
+static bool lock_soon(struct cl_engine *engine)
+{
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_nsec += 1000 * SHORT_TURN_US;
+    until.tv_sec += until.tv_nsec / 1000000000;
+    until.tv_nsec %= 1000000000;
+    return pthread_mutex_timedlock(&engine->core, &until) == 0;
+}
+
+bool cl_engine_take_ports_turn(struct cl_engine *engine, uint64_t readable, const _Atomic uint32_t *done, bool alone)
+{
+    bool waits = done != NULL && atomic_load(done) == 0;
+    if (pthread_mutex_trylock(&engine->core) != 0 && !(waits && lock_soon(engine))) {
+        leave_ports(engine, true);
+        return false;
+    }
+    engine->readable = readable;
+    engine->ever_readable |= readable;
+    bool more = readable != 0 && visit(engine);
+    if (more && done != NULL && atomic_load(done) == 0)
+        more = visit(engine);
+    bool bulk = more || full_ports(engine) != 0 || (readable != 0 && nap_us(engine, cl_now_us()) > 0);
+    bool stays = done != NULL && atomic_load(done) == 0 && !bulk;
+    if (!stays)
+        leave_ports(engine, bulk || !alone);
+    pthread_mutex_unlock(&engine->core);
+    return stays;
+}
+
+/* Sleeps, without the ports while a calling thread polls them: they are the last descriptors. Returns as ppoll does.
+ * `full`: a port is, and only this thread waits for room. */
+static int sleep_on(struct cl_engine *engine, struct pollfd *fds, nfds_t first_port, nfds_t count, uint64_t until_us,
+                    bool full)
+{
+    for (;;) {
+        bool leaves = !full && atomic_load(&engine->ports_taken);
+        atomic_store(&engine->leaves_ports, leaves);
+        if (leaves && !atomic_load(&engine->ports_taken))
+            continue; /* see leave_ports */
+        uint64_t now = cl_now_us(), sleep_us = until_us <= now ? 0 : until_us - now;
+        struct timespec timeout = {.tv_sec = (time_t)(sleep_us / 1000000),
+                                   .tv_nsec = (long)(sleep_us % 1000000) * 1000};
+        int ready = ppoll(fds, leaves ? first_port : count, sleep_us >= FOREVER_US ? NULL : &timeout, NULL);
+        bool others = leaves || full || ready <= 0;
+        for (nfds_t i = 0; i < first_port; i++)
+            others |= fds[i].revents != 0;
+        if (others || !atomic_load(&engine->ports_taken))
+            return ready;
+        for (nfds_t i = first_port; i < count; i++)
+            fds[i].revents = 0; /* a calling thread receives the packets */
+    }
+}
+
 static void sleep_until(struct cl_engine *engine, uint64_t deadline_us)
 {
     struct pollfd fds[3 + CL_PORTS_MAX + CL_WATCHED_MAX];
@@ -235,27 +331,27 @@ static void sleep_until(struct cl_engine *engine, uint64_t deadline_us)
     fds[count++] = (struct pollfd){.fd = engine->wake_fd, .events = POLLIN};
     fds[count++] = (struct pollfd){.fd = engine->bell.fd, .events = POLLIN};
     fds[count++] = (struct pollfd){.fd = engine->timer_fd, .events = POLLIN};
+    nfds_t first_watched = count;
+    uint32_t watched = engine->peers.watched_count;
+    for (uint32_t i = 0; i < watched; i++)
+        fds[count++] = (struct pollfd){.fd = engine->peers.watched[i].pidfd, .events = POLLIN};
     nfds_t first_port = count;
     uint64_t full = engine->polled_ports = full_ports(engine);
     for (uint32_t i = 0; i < engine->ports.count; i++)
         fds[count++] = (struct pollfd){.fd = engine->ports.wire_type->descriptor(engine->ports.wire, i),
                                        .events = (short)(full >> i & 1 ? POLLIN | POLLOUT : POLLIN)};
-    nfds_t first_watched = count;
-    uint32_t watched = engine->peers.watched_count;
-    engine->sleeps_until_us = deadline_us;
-    for (uint32_t i = 0; i < watched; i++)
-        fds[count++] = (struct pollfd){.fd = engine->peers.watched[i].pidfd, .events = POLLIN};
     uint64_t now = cl_now_us();
+    engine->due_us = engine->sleeps_until_us = deadline_us;
     uint64_t nap = deadline_us > now && full == 0 ? nap_us(engine, now) : 0;
     pthread_mutex_unlock(&engine->core);
 
-    uint64_t sleep_us = nap > 0 ? nap : deadline_us <= now ? 0 : deadline_us - now;
-    struct timespec timeout = {.tv_sec = (time_t)(sleep_us / 1000000), .tv_nsec = (long)(sleep_us % 1000000) * 1000};
-    int ready = ppoll(fds, nap > 0 ? first_port : count, sleep_us >= FOREVER_US ? NULL : &timeout, NULL);
+    int ready =
+        sleep_on(engine, fds, first_port, nap > 0 ? first_port : count, nap > 0 ? now + nap : deadline_us, full != 0);
     atomic_fetch_add_explicit(&engine->wakeups, 1, memory_order_relaxed);
 
     pthread_mutex_lock(&engine->core);
-    engine->readable = nap > 0 ? engine->ever_readable : 0;
+    engine->readable = nap > 0 || atomic_load(&engine->leaves_ports) ? engine->ever_readable : 0;
+    atomic_store(&engine->leaves_ports, false);
     if (ready <= 0)
         return;
     for (uint32_t i = 0; i < engine->ports.count; i++) {

@@ -19,6 +19,8 @@
 #include "group/nap.h"
 #include "group/turn.h"
 
+struct cl_packet_wait;
+
 enum { CL_SEND_BATCH = 64 };
 
 struct cl_engine {
@@ -27,6 +29,7 @@ struct cl_engine {
     atomic_bool stopping;
     int wake_fd;
     int timer_fd;             /* moves the end of the thread's sleep forward without waking it */
+    uint64_t due_us;          /* (core) its next turn, at the latest */
     uint64_t sleeps_until_us; /* (core) */
     struct cl_bell bell;
     struct cl_engine_options options;
@@ -42,6 +45,9 @@ struct cl_engine {
     uint64_t last_heard_us;
     uint64_t readable, ever_readable; /* bit per port: look there in the next turn; what polling has found so far */
     struct cl_nap nap;
+    struct cl_packet_wait *packet_wait; /* NULL: only the engine's thread polls the ports */
+    atomic_bool ports_taken;            /* a calling thread polls the ports */
+    atomic_bool leaves_ports;           /* the engine's thread sleeps without looking at the ports */
     struct cl_groups groups;
     struct cl_news news; /* what the turn has to tell */
     /* hand-over (inbox) */
@@ -59,8 +65,16 @@ void cl_engine_wake(struct cl_engine *engine);
 /* Has sleeping groups looked at, by the engine's thread. */
 void cl_engine_call(struct cl_engine *engine);
 /* Has the inbox looked at: by the calling thread if the engine's sleeps, which saves two thread switches; else by the
- * engine's. The calling thread takes two turns if need be, the second for what the first has begun. */
-void cl_engine_attend(struct cl_engine *engine);
+ * engine's. The calling thread takes two turns if need be, the second for what the first has begun. `unless_busy`: by
+ * the engine's also if other operations are in flight or a port is full, as those turns might be long. */
+void cl_engine_attend(struct cl_engine *engine, bool unless_busy);
 /* Takes the engine's next turn in the calling thread, which visits the group. Returns whether there is more to do at
  * once. */
 bool cl_engine_take_turn(struct cl_engine *engine, struct cl_group *group);
+/* A calling thread has begun to poll the ports: the engine's need not wake for them. */
+void cl_engine_rest(struct cl_engine *engine);
+/* Takes the engine's next turns in the calling thread, which polls the ports and has found some readable (a bit each).
+ * Returns whether it shall go on polling: until *done is not 0, or packets come in bulk. done == NULL: it stops. So
+ * it does where another thread is amid a long turn: the engine's has the ports then.
+ * `alone`: no other thread waits for packets. */
+bool cl_engine_take_ports_turn(struct cl_engine *engine, uint64_t readable, const _Atomic uint32_t *done, bool alone);

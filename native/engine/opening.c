@@ -9,11 +9,13 @@
 #include <sys/timerfd.h>
 #include <unistd.h>
 
+#include "engine/packet_wait.h"
 #include "protocol/packet.h"
 #include "protocol/peer.h"
 
 static void free_engine(struct cl_engine *engine)
 {
+    cl_packet_wait_release(engine->packet_wait);
     cl_peers_free(&engine->peers);
     if (engine->endpoint != NULL)
         cl_endpoint_destroy(engine->endpoint);
@@ -63,6 +65,11 @@ static int open_wire(struct cl_engine *engine, const struct cl_engine_options *o
     if (status != CL_OK)
         return status;
     engine->ports.count = options->address_count;
+    if (engine->ports.wire_type == &cl_wire_udp) { /* other wires' descriptors may be for one thread */
+        engine->packet_wait = cl_packet_wait_create(engine);
+        if (engine->packet_wait == NULL)
+            return CL_ENOMEM;
+    }
     if (engine->ports.wire_type->datagram_limit != NULL) {
         uint32_t limit = engine->ports.wire_type->datagram_limit(engine->ports.wire);
         if (limit < engine->options.datagram_bytes)
@@ -117,6 +124,8 @@ void cl_engine_close(cl_engine *engine)
             break;
         cl_group_close(group);
     }
+    if (engine->packet_wait != NULL)
+        cl_packet_wait_close(engine->packet_wait);
     atomic_store(&engine->stopping, true);
     cl_engine_wake(engine);
     pthread_join(engine->thread, NULL);
@@ -140,6 +149,8 @@ int cl_engine_move_port(cl_engine *engine, uint32_t index, const char *address)
     int status = can ? engine->ports.wire_type->move(engine->ports.wire, index, address) : CL_EINVAL;
     if (status == CL_OK && engine->endpoint != NULL)
         cl_endpoint_release_port(engine->endpoint, index); /* the new socket has room */
+    if (status == CL_OK && engine->packet_wait != NULL)
+        cl_packet_wait_move(engine->packet_wait, index, engine->ports.wire_type->descriptor(engine->ports.wire, index));
     pthread_mutex_unlock(&engine->core);
     cl_engine_wake(engine); /* it may be asleep on the former socket */
     return status;

@@ -65,6 +65,8 @@ void cl_submission_end(struct cl_submission *submission, int status, struct cl_e
     atomic_store(&submission->status, status);
     atomic_store(&submission->done, 1);
     futex(&submission->done, FUTEX_WAKE_PRIVATE, INT32_MAX, NULL);
+    if (submission->packet_wait != NULL)
+        cl_packet_wait_end(submission->packet_wait, &submission->done);
     if (atomic_exchange(&submission->notify, NOTIFY_DONE) == NOTIFY_ASKED)
         cl_events_push(events, submission->token, status);
     cl_operation_release(&submission->operation);
@@ -81,15 +83,24 @@ int cl_operation_wait(cl_operation *operation, uint64_t timeout_us)
     uint64_t deadline = cl_deadline_after(cl_now_us(), timeout_us);
     if (submission->message_wait != NULL && atomic_load(&submission->done) == 0)
         cl_message_wait_for(submission->message_wait, &submission->done, deadline);
+    struct cl_packet_wait *packets = submission->packet_wait;
+    if (packets != NULL && atomic_load(&submission->done) == 0)
+        cl_packet_wait_for(packets, &submission->done, deadline);
+    if (packets != NULL)
+        atomic_fetch_add(&packets->sleepers, 1);
     while (atomic_load(&submission->done) == 0) {
         uint64_t now = cl_now_us();
         if (now >= deadline)
-            return CL_EAGAIN;
+            break;
         uint64_t left = deadline - now < 1000000 ? deadline - now : 1000000;
         struct timespec timeout = {.tv_sec = (time_t)(left / 1000000), .tv_nsec = (long)(left % 1000000) * 1000};
         futex(&submission->done, FUTEX_WAIT_PRIVATE, 0, &timeout);
     }
-    return atomic_load(&submission->status);
+    if (packets != NULL) {
+        atomic_fetch_sub(&packets->sleepers, 1);
+        cl_packet_wait_note(packets);
+    }
+    return atomic_load(&submission->done) == 0 ? CL_EAGAIN : atomic_load(&submission->status);
 }
 
 int cl_operation_notify(cl_operation *operation, uint64_t token)
@@ -145,6 +156,7 @@ void cl_operation_release(cl_operation *operation)
         return;
     cl_operation_free(operation);
     cl_message_wait_release(submission->message_wait);
+    cl_packet_wait_release(submission->packet_wait);
     free(submission->copy);
     free(submission);
 }

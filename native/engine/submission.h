@@ -6,6 +6,7 @@
 
 #include "engine/events.h"
 #include "engine/message_wait.h"
+#include "engine/packet_wait.h"
 #include "group/news.h"
 #include "group/operation.h"
 
@@ -20,6 +21,7 @@ struct cl_submission {
     void *copy;                      /* a copy of the message, if it ended early; else NULL */
     bool early;
     struct cl_message_wait *message_wait; /* the wait for a message that may come through shared memory; else NULL */
+    struct cl_packet_wait *packet_wait;   /* the wait for an operation that needs packets alone; else NULL */
     struct cl_news_item news;             /* the news of its end, which is told later */
     int ended;                            /* its status then */
 };

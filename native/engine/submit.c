@@ -7,7 +7,11 @@
 #include "engine/host_wait.h"
 #include "group/p2p.h"
 
-enum { NOW_BYTES_MAX = 65536 /* the calling thread sends no more than this itself */ };
+/* The calling thread sends no more than this itself. */
+enum {
+    NOW_BYTES_MAX = 65536,
+    NOW_MESSAGES_MAX = 16, /* of a plan, both ways */
+};
 
 /* Hands the operation over to the engine. `now`: the calling thread may take the engine's next turn itself. */
 static void submit(struct cl_member *member, struct cl_operation *operation, bool now)
@@ -19,7 +23,23 @@ static void submit(struct cl_member *member, struct cl_operation *operation, boo
         cl_engine_wake(engine);
     pthread_mutex_unlock(&member->submitting); /* the group may be closed and freed from here on */
     if (news && now)
-        cl_engine_attend(engine);
+        cl_engine_attend(engine, operation->kind == CL_OPERATION_PLAN);
+}
+
+/* Lets the thread that waits for the operation poll the sockets, if the operation needs packets alone. */
+static void wait_for_packets(struct cl_submission *submission, struct cl_engine *engine)
+{
+    if (engine->packet_wait == NULL)
+        return;
+    submission->packet_wait = engine->packet_wait;
+    cl_packet_wait_retain(submission->packet_wait);
+}
+
+/* Whether the calling thread may send the first packets of a plan itself. */
+static bool is_short(const struct cl_plan *plan)
+{
+    return plan->network_steps > 0 && plan->network_steps <= NOW_MESSAGES_MAX && !plan->uses_host &&
+           plan->sent_bytes <= NOW_BYTES_MAX;
 }
 
 static int create(cl_group *group, const struct cl_operation_request *request, struct cl_submission **out)
@@ -30,8 +50,11 @@ static int create(cl_group *group, const struct cl_operation_request *request, s
     if (submission == NULL)
         return CL_ENOMEM;
     int status = cl_group_request(group, &submission->operation, request, cl_now_us());
+    const struct cl_plan *plan = submission->operation.plan;
     if (status != CL_OK)
         free(submission);
+    else if (plan->network_steps > 0 && !plan->uses_host)
+        wait_for_packets(submission, cl_member_of(group)->engine);
     *out = submission;
     return status;
 }
@@ -44,7 +67,7 @@ int cl_submit(cl_group *group, const struct cl_operation_request *request, cl_op
     int status = create(group, request, &submission);
     if (status != CL_OK)
         return status;
-    submit(cl_member_of(group), &submission->operation, false);
+    submit(cl_member_of(group), &submission->operation, is_short(submission->operation.plan));
     *out = &submission->operation;
     return CL_OK;
 }
@@ -64,8 +87,6 @@ int cl_run(cl_group *group, const struct cl_operation_request *request)
     bool here = operation->plan->network_steps == 0 && cl_host_queue_enter(queue);
     if (here)
         cl_group_order(group, operation);
-    else if (cl_member_hand_over(member, operation))
-        cl_engine_wake(member->engine);
     pthread_mutex_unlock(&member->submitting);
     if (here) {
         status = cl_host_wait_run(member, operation);
@@ -76,6 +97,7 @@ int cl_run(cl_group *group, const struct cl_operation_request *request)
             cl_engine_wake(member->engine);
         pthread_mutex_unlock(&member->submitting); /* the group may be closed and freed from here on */
     } else {
+        submit(member, operation, is_short(operation->plan));
         status = cl_operation_wait(operation, 0);
     }
     cl_operation_release(operation);
@@ -113,6 +135,8 @@ static int submit_message(cl_group *group, enum cl_operation_kind kind, const st
     if (local && member->message_wait != NULL) {
         submission->message_wait = member->message_wait;
         cl_message_wait_retain(member->message_wait);
+    } else {
+        wait_for_packets(submission, member->engine);
     }
     if (kind == CL_OPERATION_SEND && !local && request->gate == NULL)
         end_early(member, submission, request);

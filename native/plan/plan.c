@@ -147,6 +147,8 @@ static bool inspect(struct cl_plan *plan, const uint64_t sizes[4])
             return false;
         if (step->kind <= CL_RECV_REDUCE)
             plan->network_steps++;
+        if (step->kind == CL_SEND)
+            plan->sent_bytes += step->length;
         if (step->kind == CL_POST) {
             if (step->message == 0 || step->message > CL_POSTS_LIMIT)
                 return false;

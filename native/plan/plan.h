@@ -20,6 +20,7 @@ struct cl_plan {
     uint32_t rank, world_size;
     uint32_t step_count;
     uint32_t network_steps; /* SEND and RECV; 0: no packet is needed */
+    uint64_t sent_bytes;    /* to other ranks, in packets */
     uint32_t posts;         /* by how much the plan raises this rank's host counter */
     uint64_t shared_bytes;  /* read from the staging of other ranks */
     bool uses_host;         /* it reads or writes staging, posts or awaits */

@@ -1,6 +1,9 @@
 """Point-to-point messages of the native group, between threads over every kind of wire."""
 
+import gc
+import weakref
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +18,7 @@ from commlayer.errors import (
 )
 from commlayer.plans.select import Settings, plan_for
 from commlayer.transport.base import DType, Group, Handle, MessageRequest, Op, ReceiveHandle, Request
+from commlayer.transport.call import Call
 from commlayer.transport.group import TAG_MAX
 from tests.world import PATIENCE_S, Team, World, until
 
@@ -70,6 +74,33 @@ def test_times_are_in_order(team: Team, length: int) -> None:
         assert times is not None
         assert times.first_byte_s is not None
         assert times.submitted_s <= times.first_byte_s <= times.ended_s
+
+
+def test_an_operation_goes_without_the_garbage_collector() -> None:
+    """Its call has its handle, and the handle knows the call for errors: once it has ended well, no more."""
+    with World(((0,), (1,)), "udp") as world, world.open_group() as team:
+        data, target = content(100, 1), spoiled(100)
+        ends: list[str] = []
+
+        class Noted(Call):
+            """A call that can be watched: `Call` has slots."""
+
+        def start(how: Any, peer: int, memory: Bytes) -> Handle:
+            call = Noted("send")
+            weakref.finalize(call, ends.append, "gone")
+            handle: Handle = how(MessageRequest(memory.ctypes.data, memory.nbytes, peer, 0, PATIENCE_S), call)
+            call.handle = handle
+            return handle
+
+        gc.disable()
+        try:
+            received, sent = start(team[1].receive, 0, target), start(team[0].send, 1, data)
+            received.wait()
+            until(sent.done)
+            del received, sent
+            assert len(ends) == 2
+        finally:
+            gc.enable()
 
 
 @pytest.mark.parametrize("length", [0, 1, 4096, 300_007])
@@ -191,6 +222,23 @@ def test_timeout_names_the_rank_and_ends_the_group(team: Team) -> None:
         receive(team[0], spoiled(4), 1, timeout_s=0.05).wait()
     with pytest.raises(AbortedError):
         elsewhere.wait()
+
+
+def test_a_callback_leaves_the_text_of_the_error(team: Team) -> None:
+    target, errors = spoiled(4), list[BaseException | None]()
+    call = Call("receive", None, (), [(4,)], rank=1, tag=7)
+    call.handle = handle = team[0].receive(MessageRequest(target.ctypes.data, 4, 1, 7, 0.05), call)
+    handle.on_done(errors.append)
+    until(lambda: errors != [])
+    with pytest.raises(OperationTimeoutError) as by_wait:
+        handle.wait()
+    with pytest.raises(OperationTimeoutError) as by_source:
+        _ = handle.source
+    first = errors[0]
+    assert isinstance(first, OperationTimeoutError)
+    for error in (first, by_wait.value, by_source.value):
+        assert call.title() in str(error)
+        assert error.operation == first.operation is not None
 
 
 def test_abort_and_close(team: Team) -> None:

@@ -62,12 +62,13 @@ class Collectives:
         With `coding`, contributions and sums are encoded between hosts, and nothing is lost. Raises ConfigError if the
         codec cannot do that, or if `policy` allows losses and the reduction cannot do without a contribution.
         """
-        kind = reduction_kind(tensors, opts.reduceOp)
+        op = opts.reduceOp  # to ask for it takes a while
+        kind = reduction_kind(tensors, op)
         if coding is not None:
             kind = self._coded_kind("all-reduce", kind, tensors[0].dtype, coding)
         if kind is None:
             return None
-        memory = contribution(tensors, kind, opts.reduceOp)
+        memory = contribution(tensors, kind, op)
         count = tensors[0].numel() if len(tensors) == 1 else sum(tensor.numel() for tensor in tensors)
         if policy is not None and policy.partial is not None and not can_lose(kind.op, kind.dtype):
             raise ConfigError(

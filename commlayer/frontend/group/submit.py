@@ -238,13 +238,13 @@ class Submitter:
 
     def send(self, tensor: Tensor, source: Tensor, to: int, tag: int) -> Work:
         """Sends `source`, the elements of `tensor` in one stretch."""
-        words = _words_of(source)
-        timeout_s = self._timeout().total_seconds()
-        priority = self._class()
-        call = Call("send", tensor.dtype, [tensor.shape], rank=to, tag=tag, priority=priority, label=current_label())
+        address, priority = source.data_ptr(), self._class()
+        gate, done = _words_of(address)
+        call = Call("send", tensor.dtype, [tensor.shape], (), "", to, tag, (), priority, current_label())
         self.calls.add(call)
         with self.profile(call):
-            message = MessageRequest(source.data_ptr(), source.nbytes, to, tag, timeout_s, priority, **words)
+            timeout_s = self._timeout().total_seconds()
+            message = MessageRequest(address, source.nbytes, to, tag, timeout_s, priority, gate, done)
             call.handle = handle = _started(call, self._group.send, message)
         if not handle.done():
             self._keep(handle, [source])
@@ -252,13 +252,13 @@ class Submitter:
 
     def receive(self, tensor: Tensor, target: Tensor, source: int | None, tag: int) -> Work:
         """Receives into `target`, and copies that to `tensor` if it is another one. `source` None: from any rank."""
-        words = _words_of(target)
-        words.pop("gate", None)  # it reads nothing
-        timeout_s = self._timeout().total_seconds()
-        call = Call("receive", tensor.dtype, (), [tensor.shape], rank=source, tag=tag, label=current_label())
+        address = target.data_ptr()
+        _, done = _words_of(address)  # it reads nothing, and needs no gate
+        call = Call("receive", tensor.dtype, (), [tensor.shape], "", source, tag, (), None, current_label())
         self.calls.add(call)
         with self.profile(call):
-            message = MessageRequest(target.data_ptr(), target.nbytes, source, tag, timeout_s, self._class(), **words)
+            timeout_s = self._timeout().total_seconds()
+            message = MessageRequest(address, target.nbytes, source, tag, timeout_s, self._class(), 0, done)
             call.handle = handle = _started(call, self._group.receive, message)
         if not handle.done():
             self._keep(handle, [target])
@@ -342,13 +342,13 @@ class Submitter:
             self._in_flight.popleft()
 
 
-def _words_of(memory: Tensor) -> dict[str, int]:
-    """The words of a message that starts here: fields of `MessageRequest`."""
+def _words_of(address: int) -> tuple[int, int]:
+    """The words of a message from or to this address that starts here: `gate` and `done` of `MessageRequest`."""
     words = current_words()
     if words is None:
-        return {}
-    words.check(memory.data_ptr())
-    return {"gate": words.gate, "done": words.done}
+        return 0, 0
+    words.check(address)
+    return words.gate, words.done
 
 
 def _coded(settings: Settings, pair: CodecPair | None) -> Settings:
