@@ -27,6 +27,7 @@ from commlayer.frontend.group import newcomers, transfer
 from commlayer.frontend.group.parts import part_of
 from commlayer.frontend.group.party import Party
 from commlayer.frontend.group.state import State
+from commlayer.transport.native import Engine
 from tests import ranks
 from tests.process import elastic_joins
 from tests.process.elastic_joins import Plan, build_row, digest_of, loss_of
@@ -408,6 +409,9 @@ def _one_fails(rank: int, size: int, how: str) -> tuple[list[int], str]:
             raise commlayer.CommError("no way to a rank, says the test")
         raise MemoryError("no room, says the test")
 
+    def open_engine(_config: Any) -> Engine:
+        raise commlayer.ConfigError("no free UDP port, says the test")
+
     def wait(party: Party, store: Any, _end_s: float, _wait_s: float, act: Any) -> None:
         def look() -> bool:
             if store.check([f"answer {party.own}"]):
@@ -419,6 +423,8 @@ def _one_fails(rank: int, size: int, how: str) -> tuple[list[int], str]:
 
     if rank == 5 and how == "late":
         vars(newcomers)["_wait"] = wait
+    elif rank == 5 and how == "engine":
+        Engine.private = open_engine  # type: ignore[assignment, method-assign]
     elif rank == 5:
         Rows.make = make  # type: ignore[method-assign]
     error = ""
@@ -431,7 +437,7 @@ def _one_fails(rank: int, size: int, how: str) -> tuple[list[int], str]:
                     time.sleep(0.02)
                     loss_of(model, share).backward()
                     job.step()
-    except (commlayer.PeerLostError, commlayer.OperationTimeoutError, MemoryError) as caught:
+    except (commlayer.ConfigError, commlayer.PeerLostError, commlayer.OperationTimeoutError, MemoryError) as caught:
         error = str(caught)
     ranks.meet("end", size)
     return ([] if error else job.members), error
@@ -448,6 +454,13 @@ def test_a_row_that_gives_up_as_it_is_taken_in_stops_nobody() -> None:
     assert [each.error for each in ended] == [None] * 6
     assert [each.result for each in ended[:FIRST]] == [([0, 1, 2, 3], "")] * FIRST
     assert [each.result[1] for each in ended[FIRST:]] == ["too late, says the test"] * 2
+
+
+def test_a_row_with_a_rank_that_gets_no_engine_stops_nobody() -> None:
+    ended = ranks.outcomes(_one_fails, 6, "engine")
+    assert [each.error for each in ended] == [None] * 6
+    assert [each.result for each in ended[:FIRST]] == [([0, 1, 2, 3], "")] * FIRST
+    assert [each.result[1] for each in ended[FIRST:]] == ["no free UDP port, says the test"] * 2
 
 
 def test_a_row_with_a_rank_that_cannot_go_on_stops_nobody() -> None:

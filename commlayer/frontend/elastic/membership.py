@@ -8,9 +8,11 @@ from typing import Any
 
 import torch.distributed as dist
 
+from ...config import Config
 from ...errors import ClosedError, CommError, ConfigError, MismatchError, PeerLostError
 from ...transport.log import log
-from ..group.newcomers import JOIN_S, Newcomers, alone, ask, settings_of
+from ...transport.native import Engine
+from ..group.newcomers import JOIN_S, Newcomers, ask, settings_of
 from ..group.party import ATTEMPTS, here
 from ..group.told import done_by_all, told_by_all
 from .replica import Replica
@@ -161,22 +163,24 @@ class Membership:
         raise PeerLostError(f"this process could not join in {ATTEMPTS} attempts; look at the ranks' logs")
 
     def _ask(self, store: dist.Store, settings: Mapping[str, Any]) -> World:
-        kind = World if self._row is None else Rows
-        together = alone if self._row is None else functools.partial(done_by_all, self._row)
+        describe = functools.partial(settings_of, settings)
+        if self._row is None:
+            return ask(World, store, describe, here(), self._silence_s, JOIN_S)
+        together, engines = functools.partial(done_by_all, self._row), list[Engine]()
         try:
-            world = ask(
-                kind, store, lambda token: settings_of(settings, token), here(), self._silence_s, JOIN_S, together
-            )
-        except CommError as error:
-            if self._row is None or error.operation is None:
-                raise  # all ranks of the row do
-            raise PeerLostError(f"elastic(join=...): this row cannot join without one of its ranks: {error}") from error
-        except BaseException:
-            if self._row is not None:
+            # Before the job takes the row in, and waits for it.
+            together(lambda: engines.append(Engine.private(Config.from_environment())))
+            world = ask(Rows, store, describe, here(), self._silence_s, JOIN_S, together)
+        except BaseException as error:
+            for each in engines:
+                each.release()
+            if not isinstance(error, CommError):
                 self._row.abort()
-            raise
-        if isinstance(world, Rows):
-            world.enter(self._row)
+            elif error.operation is not None:
+                text = f"elastic(join=...): this row cannot join without one of its ranks: {error}"
+                raise PeerLostError(text) from error
+            raise  # all ranks of the row do
+        world.enter(self._row, engines[0])
         return world
 
     def row_fails(self, *, failed: bool) -> bool:

@@ -23,7 +23,6 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import AllreduceOptions
 
-from ...config import Config
 from ...errors import CommError, ConfigError, PeerLostError
 from ...transport.accord import store_errors
 from ...transport.native import Engine
@@ -98,10 +97,11 @@ class Rows(World):
             raise
         return found
 
-    def enter(self, row: CommProcessGroup) -> None:
-        """For a row that joins, whose ranks this group connects."""
+    def enter(self, row: CommProcessGroup, engine: Engine) -> None:
+        """For a row that joins, whose ranks this group connects. `engine`: for the groups of the job; `close` releases
+        it."""
         self._connect(row)
-        self._engine = Engine.private(Config.from_environment())
+        self._engine = engine
 
     def _connect(self, row: CommProcessGroup) -> None:
         self._group_of_row, self._ranks_of_row = row, dist.get_process_group_ranks(row)
