@@ -150,6 +150,7 @@ class Membership:
                         raise
                     obstacle = error
                     world.survivors().withdraw()  # those that still meet, also of this row, wait for it no more
+                    world.end()  # nor those that have met
                 fails = self.row_fails(failed=obstacle is not None)
             except BaseException as error:
                 self.withdraw(error)
