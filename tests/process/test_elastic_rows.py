@@ -275,6 +275,29 @@ def test_each_epoch_has_each_sample_once() -> None:
         assert ended[rank].result == ([6] * 5 + [4] * 4 + [2] * 3, "")
 
 
+def _step_together(rank: int, size: int, shards: int) -> str:
+    ranks.init(rank, size)
+    mesh = init_device_mesh("cpu", (size // shards, shards), mesh_dim_names=("rows", "shards"))
+    model: Any = fully_shard(nn.Linear(8, 8, bias=False), mesh=mesh["shards"])
+    text = ""
+    try:
+        with commlayer.elastic(model, torch.optim.Muon(model.parameters())) as job:
+            for _ in job.batches(range(2)):
+                model(torch.ones(2, 8)).sum().backward()
+                assert job.step()
+    except commlayer.CommError as error:
+        text = str(error)
+    ranks.meet("end", size)
+    return text
+
+
+def test_an_optimizer_whose_step_calls_collectives_is_refused() -> None:
+    """A rank that stepped by itself would wait for its row. One that hears of it later gets the other one's text."""
+    found = ranks.run(_step_together, 4, 2)
+    assert all("Muon.step() has called collectives of the row [" in text for text in found), found
+    assert ranks.run(_step_together, 2, 1) == [""] * 2
+
+
 @ranks.on(2)
 def test_a_row_can_be_one_rank(rank: int, size: int) -> None:
     ranks.init(rank, size)

@@ -92,7 +92,11 @@ class Job:
             raise ConfigError(f"{who}(codec={codec!r}): use one of {', '.join(CODECS)}")
         self._codec = codec
         self._replica = Replica(
-            self._state, self._averages, codec, functools.partial(reshard, sharded_modules(outermost))
+            self._state,
+            self._averages,
+            codec,
+            functools.partial(reshard, sharded_modules(outermost)),
+            (lambda: 0) if row is None or row.size() == 1 else row._get_sequence_number_for_group,
         )
         self._membership = Membership(self._replica, world, Config.from_environment().peer_timeout_s, row)
         self._is_over = join is not None  # no closing round is due
@@ -285,6 +289,12 @@ class Job:
             asking = world.whole([member for member, each in heard.items() if each.leaves > 0])
             leavers = self._leavers([member for member in heard if member in asking])
             has_failed = self._row_fails(leaves=world.own in leavers)
+            if replica.is_stepped_together:
+                raise ConfigError(
+                    f"rank {world.own}: {type(self._optimizer).__name__}.step() has called collectives of the row "
+                    f"{world.row}: a rank that makes a step by itself, after a death or as it joins, would wait for "
+                    f"the others of its row; use an optimizer that steps each element by itself, such as AdamW"
+                )
             if has_failed:
                 told = f"has made step {attempted}" if goes_on else "knows that the job ends"
                 log.warning("rank %d %s, and another rank of its row does not know it", self.number, told)
