@@ -70,8 +70,7 @@ class Rows(World):
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
-        self._rows: list[list[int]] = []
-        """Those of the first WORLD."""
+        self._use_rows([])
         self._group_of_row: CommProcessGroup | None = None
         self._ranks_of_row: list[int] = []
         """In this process's WORLD."""
@@ -86,7 +85,7 @@ class Rows(World):
         """The first ones of a job, of which `row` connects this rank's. All ranks of WORLD call, after `rows_of`."""
         found = cls.of(world, silence_s)
         assert isinstance(found, Rows)  # noqa: S101  # for mypy
-        found._rows = rows
+        found._use_rows(rows)
         found._connect(row)
         try:
             found.make()
@@ -112,9 +111,15 @@ class Rows(World):
     def row_size(self) -> int:
         return len(self._rows[0])
 
+    def _use_rows(self, rows: list[list[int]]) -> None:
+        """Those of the first WORLD."""
+        self._rows, self._first_size = rows, sum(map(len, rows))
+        self._row_by = {member: row for row in rows for member in row}
+
     def rows(self, members: Collection[int]) -> list[list[int]]:
-        found = sorted({tuple(self._row_of(each)) for each in members})
-        return [list(row) for row in found if set(row) <= set(members)]
+        living = set(members)
+        found = {row[0]: row for row in map(self._row_of, living)}
+        return [row for _, row in sorted(found.items()) if living.issuperset(row)]
 
     def whole(self, members: Collection[int]) -> set[int]:
         return {mate for each in members for mate in self._row_of(each)}
@@ -125,11 +130,11 @@ class Rows(World):
 
     def _row_of(self, member: int) -> list[int]:
         """Those of a row that has joined follow each other, and all those of the first WORLD."""
-        first, size = sum(map(len, self._rows)), self.row_size
-        if member < first:
-            return next(row for row in self._rows if member in row)
-        begin = member - (member - first) % size
-        return list(range(begin, begin + size))
+        if (found := self._row_by.get(member)) is None:
+            size = self.row_size
+            begin = member - (member - self._first_size) % size
+            found = self._row_by[member] = list(range(begin, begin + size))
+        return found
 
     def likes(self) -> list[list[int]]:
         return [list(ranks) for ranks in zip(*self.rows(self.members), strict=True)]
@@ -273,7 +278,7 @@ class Rows(World):
         return {**super().roster(), "rows": self._rows}
 
     def follow(self, roster: Mapping[str, Any]) -> None:
-        self._rows = roster["rows"]
+        self._use_rows(roster["rows"])
         super().follow(roster)
 
     def _causes(self, mates: Collection[int]) -> dict[int, str]:
