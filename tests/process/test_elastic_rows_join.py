@@ -27,6 +27,7 @@ from commlayer.frontend.group import newcomers, transfer
 from commlayer.frontend.group.parts import part_of
 from commlayer.frontend.group.party import Party
 from commlayer.frontend.group.state import State
+from commlayer.transport.bootstrap import stored_key
 from commlayer.transport.native import Engine
 from tests import ranks
 from tests.process import elastic_joins
@@ -270,6 +271,33 @@ def _ask_a_job_without_rows(rank: int, size: int) -> None:
 
 def test_a_row_is_refused_by_a_job_without_rows() -> None:
     assert [each.error for each in ranks.outcomes(_ask_a_job_without_rows, 2)] == [None] * 2
+
+
+def _look_for_the_key(rank: int, size: int) -> str:
+    """Also the row is on a part of the job's Store."""
+    store: Any = ranks.store()
+    model, _, _, job = begin(rank)
+    ranks.meet("begun", size)
+    with job:
+        sampler, end = job.sampler(range(64), 16, by_speed=False), 0
+        while not end or job.steps < end:
+            for share in sampler:
+                if len(sampler.shares) == size and not end:
+                    end = job.steps + 3  # the same on all ranks
+                loss_of(model, share).backward()
+                job.step()
+                if job.steps == end:
+                    break
+    engine = Engine.current()
+    assert engine is not None
+    assert engine.job is not None
+    after, key = stored_key("127.0.0.1", store.port), engine.job[1].hex()
+    ranks.meet("end", size)
+    return "the job's" if (after == key) == (rank < FIRST) else f"{after}, own {key}"
+
+
+def test_tools_find_the_key_of_the_job_and_not_that_of_a_row_that_joins() -> None:
+    assert ranks.run(_look_for_the_key, 6) == ["the job's"] * 6
 
 
 def _with_a_store_of_its_own(rank: int, size: int) -> Any:

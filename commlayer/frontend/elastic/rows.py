@@ -67,6 +67,7 @@ class Rows(World):
     """The members are ranks of the first WORLD, which stays, and of rows that have joined."""
 
     ARE_DIVIDED = True
+    KEEPS_WORLD = True
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)

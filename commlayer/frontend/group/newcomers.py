@@ -22,7 +22,9 @@ import torch.distributed as dist
 
 from ...config import Config, shared
 from ...errors import ClosedError, CommError, ConfigError, OperationTimeoutError, PeerLostError
+from ...transport.bootstrap import JOB, entry
 from ...transport.log import log
+from ...transport.native import Engine
 from ...transport.secret import fingerprint, read_secret
 from ...transport.store_link import connection, limit, root_of
 from ...transport.survivors import Verdict
@@ -44,6 +46,9 @@ TOLD = 200
 """Characters of a setting that an error quotes."""
 
 SETTINGS, ROSTER, FIRST, COUNT, ENDED = "settings", "roster", "first", "count", "ended"
+
+KEY = "key"
+"""The entry of a job in the Store whose WORLD stays: processes that make a WORLD of their own replace it there."""
 
 WITHDRAWN = "withdrawn"
 """The answer of a newcomer to itself, when it waits no more."""
@@ -87,6 +92,10 @@ class Newcomers:
         self._store.set(ROSTER, json.dumps(party.roster()))
         self._store.set(FIRST, str(size))
         self._store.compare_set(COUNT, "", str(size))  # the first of them gets this number
+        engine = Engine.current()
+        if party.KEEPS_WORLD and engine is not None and engine.job is not None:
+            self._store.set(KEY, entry(engine.job))
+            _put_back(party.root, self._store)
         party.root.set(party.JOB, party.token)
         self._thread.start()
 
@@ -203,6 +212,7 @@ def ask(
     token = act(lambda: root.get(kind.JOB).decode())[0]
     party = kind(root, token, -1, place, timeout_s)
     store = party.store("newcomers")
+    act(lambda: _put_back(root, store))
     act(compare)
     places = act(lambda: place)
     party.name(act(take_numbers)[0] + places.index(place))
@@ -214,6 +224,12 @@ def ask(
         _withdraw(party, store)
         raise
     return party
+
+
+def _put_back(root: Any, store: Any) -> None:
+    """Tools find the job in its Store, and not the WORLD of processes that join it."""
+    if store.check([KEY]) and store.get(KEY) != root.get(JOB):
+        root.set(JOB, store.get(KEY))
 
 
 def _in_store(do: Callable[[], Any]) -> Any:
