@@ -442,13 +442,13 @@ def _one_fails(rank: int, size: int, how: str) -> tuple[list[int], str]:
     def open_engine(_config: Any) -> Engine:
         raise commlayer.ConfigError("no free UDP port, says the test")
 
-    def wait(party: Party, store: Any, _end_s: float, _wait_s: float, act: Any) -> None:
+    def wait(party: Party, store: Any, *given: Any) -> None:
         def look() -> bool:
             if store.check([f"answer {party.own}"]):
                 raise commlayer.OperationTimeoutError("too late, says the test")
             return False
 
-        while not all(act(look)):
+        while not all(given[-1](look)):
             time.sleep(0.005)
 
     if rank == 5 and how == "late":
