@@ -461,14 +461,19 @@ def _one_fails(rank: int, size: int, how: str) -> tuple[list[int], str]:
     ranks.meet("begun", size)
     try:
         with job:
-            sampler = job.sampler(range(64), 16, by_speed=False)
+            if rank == 5 and how == "loop":
+                raise MemoryError("no room, says the test")
+            if rank == 5 and how == "call":
+                dist.all_reduce(torch.zeros(1), group=job._membership._row)
+            samples: Any = object() if rank == 5 and how == "dataset" else range(64)
+            sampler = job.sampler(samples, 16, by_speed=False)
             while sampler.epoch < 20:
                 for share in sampler:
                     time.sleep(0.02)
                     loss_of(model, share).backward()
                     job.step()
-    except (commlayer.ConfigError, commlayer.PeerLostError, commlayer.OperationTimeoutError, MemoryError) as caught:
-        error = str(caught)
+    except (commlayer.CommError, MemoryError) as caught:
+        error = f"{type(caught).__name__}: {caught}"
     ranks.meet("end", size)
     return ([] if error else job.members), error
 
@@ -485,21 +490,38 @@ def test_a_row_that_gives_up_as_it_is_taken_in_stops_nobody() -> None:
     ended = ranks.outcomes(_one_fails, 6, "late", environ={"COMMLAYER_PEER_TIMEOUT_S": "100"})
     assert [each.error for each in ended] == [None] * 6
     assert [each.result for each in ended[:FIRST]] == [([0, 1, 2, 3], "")] * FIRST
-    assert [each.result[1] for each in ended[FIRST:]] == ["too late, says the test"] * 2
+    assert [each.result[1] for each in ended[FIRST:]] == ["OperationTimeoutError: too late, says the test"] * 2
 
 
 def test_a_row_with_a_rank_that_gets_no_engine_stops_nobody() -> None:
     ended = ranks.outcomes(_one_fails, 6, "engine")
     assert [each.error for each in ended] == [None] * 6
     assert [each.result for each in ended[:FIRST]] == [([0, 1, 2, 3], "")] * FIRST
-    assert [each.result[1] for each in ended[FIRST:]] == ["no free UDP port, says the test"] * 2
+    assert [each.result[1] for each in ended[FIRST:]] == ["ConfigError: no free UDP port, says the test"] * 2
+
+
+@pytest.mark.parametrize(
+    ("how", "said", "said_to_its_row"),
+    [
+        ("dataset", "ConfigError: .*object has no samples with a number", "ConfigError: .*object has no samples"),
+        ("loop", "MemoryError: no room", "PeerLostError: .* this row cannot join without one of its ranks"),
+        ("call", "MismatchError", "MismatchError"),
+    ],
+)
+def test_a_row_of_which_one_rank_does_not_ask_gets_an_error(how: str, said: str, said_to_its_row: str) -> None:
+    """Though the process of that rank lives on."""
+    ended = ranks.outcomes(_one_fails, 6, how)
+    assert [each.error for each in ended] == [None] * 6
+    assert [each.result for each in ended[:FIRST]] == [([0, 1, 2, 3], "")] * FIRST
+    assert re.match(said, ended[5].result[1]), ended[5].result
+    assert re.match(said_to_its_row, ended[4].result[1]), ended[4].result
 
 
 def test_a_row_with_a_rank_that_cannot_go_on_stops_nobody() -> None:
     ended = ranks.outcomes(_one_fails, 6, "memory")
     assert [each.error for each in ended] == [None] * 6
     assert [each.result for each in ended[:FIRST]] == [([0, 1, 2, 3], "")] * FIRST
-    assert ended[5].result[1] == "no room, says the test"
+    assert ended[5].result[1] == "MemoryError: no room, says the test"
     assert "of its row, 4, 5, gave up (MemoryError: no room" in ended[4].result[1]
 
 

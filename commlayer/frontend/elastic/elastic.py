@@ -145,7 +145,11 @@ class Job:
     def _give_up(self, error: BaseException | None) -> None:
         """This rank makes no more steps after an error of its own: the others do not wait until its process ends."""
         membership = self._membership
-        if error is not None and membership.is_joined and not membership.has_left and not membership.has_ended:
+        if error is None:
+            return
+        if not membership.is_joined:
+            membership.end_row()
+        elif not membership.has_left and not membership.has_ended:
             membership.withdraw(error)
 
     def _lose_row(self, error: CommError) -> None:
@@ -229,9 +233,13 @@ class Job:
         who = f"rank {self.number}" if self._membership.is_joined else "elastic(join=...)"
         if self._replica.sampler is not None:
             raise ClosedError(f"{who}: the job has a sampler already; each loop over that one is an epoch")
-        samples = size_of(dataset, batch_size, seed, self._row_size, f"{who}: job.sampler()")
-        self._state.check(f"{who}: job.sampler()")
         row_size = self._row_size
+
+        def check() -> int:
+            self._state.check(f"{who}: job.sampler()")
+            return size_of(dataset, batch_size, seed, row_size, f"{who}: job.sampler()")
+
+        samples = self._membership.done_by_row(check)
         sampler = Sampler(self, samples, batch_size, shuffle=shuffle, seed=seed, by_speed=by_speed, row_size=row_size)
         own = {"min_size": self._min_size, "clip_norm": self._averages.clip_norm, "codec": self._codec}
         division = {"the ranks of a row": row_size, "fully_shard": "used" if self._is_in_row else "not used"}

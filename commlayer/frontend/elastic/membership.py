@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 
 from ...config import Config
-from ...errors import ClosedError, CommError, ConfigError, MismatchError, PeerLostError
+from ...errors import (
+    AbortedError,
+    ClosedError,
+    CommError,
+    ConfigError,
+    MismatchError,
+    OperationTimeoutError,
+    PeerLostError,
+)
 from ...transport.log import log
 from ...transport.native import Engine
 from ..group.newcomers import JOIN_S, Newcomers, ask, settings_of
@@ -18,6 +26,11 @@ from ..group.told import done_by_all, told_by_all
 from .replica import Replica
 from .rows import Rows, rows_of
 from .world import World
+
+DoneT = TypeVar("DoneT")
+
+LOST = (PeerLostError, AbortedError, OperationTimeoutError)
+"""Errors of an operation that say that another rank does not come to it."""
 
 
 class ExcludedError(PeerLostError):
@@ -31,6 +44,8 @@ class Membership:
     def __init__(self, replica: Replica, first: Any, silence_s: float, row: Any) -> None:
         self._replica, self._first, self._silence_s = replica, first, silence_s
         self._row = row
+        self._is_together = False
+        """The ranks of this row, which joins, have begun to act together."""
         self._world: World | None = None
         self._newcomers: Newcomers | None = None
         self._row_told: list[list[float]] = []
@@ -167,22 +182,45 @@ class Membership:
         describe = functools.partial(settings_of, settings)
         if self._row is None:
             return ask(World, store, describe, here(), self._silence_s, JOIN_S)
-        together, engines = functools.partial(done_by_all, self._row), list[Engine]()
+        engines = list[Engine]()
         try:
             # Before the job takes the row in, and waits for it.
-            together(lambda: engines.append(Engine.private(Config.from_environment())))
-            world = ask(Rows, store, describe, here(), self._silence_s, JOIN_S, together)
+            self._together(lambda: engines.append(Engine.private(Config.from_environment())))
+            world = ask(Rows, store, describe, here(), self._silence_s, JOIN_S, self._together)
         except BaseException as error:
             for each in engines:
                 each.release()
             if not isinstance(error, CommError):
                 self._row.abort()
-            elif error.operation is not None:
-                text = f"elastic(join=...): this row cannot join without one of its ranks: {error}"
-                raise PeerLostError(text) from error
-            raise  # all ranks of the row do
+            raise
         world.enter(self._row, engines[0])
         return world
+
+    def done_by_row(self, do: Callable[[], DoneT]) -> DoneT:
+        """What `do` returns. All ranks of a row that joins call: if it raises on one of them, all raise an error."""
+        return do() if self._row is None or self.is_joined else self._together(do)[self._row.rank()]
+
+    def _together(self, do: Callable[[], DoneT]) -> list[DoneT]:
+        """`done_by_all` of this row, which joins. Raises PeerLostError if one of them is gone."""
+        self._is_together = True
+        try:
+            return done_by_all(self._row, do)
+        except LOST as error:
+            if error.operation is None:
+                raise  # all ranks of the row do
+            text = f"elastic(join=...): this row cannot join without one of its ranks: {error}"
+            raise PeerLostError(text) from error
+        except CommError:
+            raise
+        except BaseException:
+            self._row.abort()
+            raise
+
+    def end_row(self) -> None:
+        """This rank, of a row that was to join, does not ask: its other ranks need not wait for it. Does nothing once
+        they act together, and so fail together."""
+        if self._row is not None and not self._is_together:
+            self._row.abort()
 
     def row_fails(self, *, failed: bool) -> bool:
         """Whether one of this row has `failed`. All its ranks call: without one of them, the rest of the row would wait
