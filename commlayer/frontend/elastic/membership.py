@@ -141,6 +141,7 @@ class Membership:
                 if isinstance(error, (MismatchError, ConfigError)) and not newest:
                     raise
                 log.warning("rank %d tries again: %s", world.own, error)
+                world.survivors().begin()  # those that still meet, also of this row, wait for it no more
                 world.end()
                 failed = True
             if not self.row_fails(failed=failed):
