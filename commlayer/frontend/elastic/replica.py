@@ -318,7 +318,8 @@ class Replica:
         if self.sampler is not None:
             self.sampler.load(reports[leader]["sampler"])
         # Before the first step nobody has compared anything.
-        self._compares = latest == 0 or bool(self.listening.intersection(world.members) - listening)
+        # A rank that has made the step in which one was ready has that one no more in `listening`.
+        self._compares |= latest == 0 or bool(self.listening.intersection(world.members) - listening)
         self.listening = listening
         alike = next(ranks for ranks in world.likes() if world.own in ranks)
         lacking = [each for each in alike if told[each]["lacks the state"]]
