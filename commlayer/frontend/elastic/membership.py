@@ -43,6 +43,8 @@ class Membership:
 
     def __init__(self, replica: Replica, first: Any, silence_s: float, row: Any) -> None:
         self._replica, self._first, self._silence_s = replica, first, silence_s
+        self._first_size = 0
+        """The ranks of the first WORLD; those that join have the numbers from there on."""
         self._row = row
         self._is_together = False
         """The ranks of this row, which joins, have begun to act together."""
@@ -82,6 +84,7 @@ class Membership:
         if self._first is None:
             return
         first = self._first
+        self._first_size = first.size()
         rows = rows_of(first, self._row)
         if self._row is None:
             self._world = World.of(first, self._silence_s)
@@ -92,7 +95,7 @@ class Membership:
     def open(self, settings: Mapping[str, Any]) -> None:
         """From now on, processes with these settings may join."""
         self._newcomers = Newcomers(self.world)
-        self._newcomers.open(settings_of(settings, self.world.token), len(self.world.members))
+        self._newcomers.open(settings_of(settings, self.world.token), self._first_size)
 
     def close(self) -> None:
         """Ends the threads."""
