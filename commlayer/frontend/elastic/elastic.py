@@ -165,8 +165,7 @@ class Job:
         """Gives back what `__enter__` took. `rests`: DDP's model averages by itself again, in the present WORLD."""
         if self._overlap is not None:
             self._overlap.remove()
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
+        self._release_signal()
         self._membership.close()
         if self._model is not None:
             self._model.require_backward_grad_sync = True
@@ -427,7 +426,11 @@ class Job:
                 while self._replica.is_listening and not self.left:
                     self.step()
             except ExcludedError as error:
+                if self._membership.leaves:
+                    self._membership.withdraw(error)
+                    raise
                 self._membership.ask_again(error)
+                self._release_signal()  # it ends the process, as while that asked for the first time
             except BaseException as error:
                 self._membership.withdraw(error)  # else the others wait for this process as long as it lives
                 raise
@@ -438,6 +441,10 @@ class Job:
     def _catch_signal(self) -> None:
         if threading.current_thread() is threading.main_thread() and not self._handlers:
             self._handlers[signal.SIGTERM] = signal.signal(signal.SIGTERM, self._on_signal)
+
+    def _release_signal(self) -> None:
+        while self._handlers:
+            signal.signal(*self._handlers.popitem())
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         if os.getpid() == self._process:

@@ -179,6 +179,8 @@ class Membership:
                 self._newcomers = Newcomers(world)
                 self._newcomers.follow()
                 return
+            if obstacle is None:
+                world.survivors().withdraw()
             self.ask_again(obstacle or "another rank of its row has not met the others")
         raise PeerLostError(f"this process could not join in {ATTEMPTS} attempts; look at the ranks' logs")
 
@@ -241,10 +243,8 @@ class Membership:
         self.close()
 
     def ask_again(self, reason: CommError | str) -> None:
-        """The same of a rank, with its row, that is to join once more."""
+        """This rank is to join once more, with its row. The others do not wait for it any more."""
         log.warning("rank %d asks again to join: %s", self.world.own, reason)
-        if not self._is_excluded:
-            self.world.survivors().withdraw()
         self.world.end()
         self.close()
 
@@ -252,6 +252,7 @@ class Membership:
         """This member is among those that are gone."""
         world, own = self.world, self.world.own
         if self.is_closing and self._replica.is_listening:
+            self._is_excluded = True
             raise ClosedError(f"rank {own}: the job has ended before this process had its state")
         loss = world.loss(None, others)
         if loss or not (self.leaves or world.is_row_leaving()):
