@@ -36,7 +36,8 @@ from .store_link import limit, root_of
 if TYPE_CHECKING:
     from .native import Engine
 
-_JOB = "commlayer/job"
+JOB = "commlayer/job"
+"""The entry with the number and the key of the job whose WORLD was made last on the Store: see `entry`."""
 _KEY_BYTES = 16
 STORE_S = 5
 """Patience of a tool with the Store of a job."""
@@ -330,7 +331,7 @@ def connect(
         )
         engine.job = descriptions[0]["job"], bytes.fromhex(descriptions[0]["key"]), descriptions[0]["paired"]
         if config.top and peer == 0 and not own_job:
-            _announce(root_of(rendezvous.store), config.top_address())
+            _announce(root_of(rendezvous.store), descriptions[0]["job"], config.top_address())
         group.diagnosis.describe = describe
         ranks = [told["peer"] for told in descriptions]
         group.diagnosis.inquiry = Inquiry(PrefixStore("inquiry", rendezvous.store), rendezvous.rank, ranks, calls)
@@ -381,17 +382,24 @@ def _job(root: Store, is_world: bool) -> tuple[int, bytes, bool]:
     pair there and the others take it, because groups with a process in common must have the same one. No group can tell
     then when a new life begins, so the pair stays for the following lives.
     """
-    made = f"{secrets.randbits(63) | 1} {os.urandom(_KEY_BYTES).hex()}"
+    made = secrets.randbits(63) | 1, os.urandom(_KEY_BYTES), not is_world
     if is_world:
-        root.set(_JOB, made)
-    else:
-        made = root.compare_set(_JOB, "", f"{made} {_PAIRED}").decode()
-    number, key, *rest = made.split()
+        root.set(JOB, entry(made))
+        return made
+    number, key, *rest = root.compare_set(JOB, "", entry(made)).decode().split()
     return int(number), bytes.fromhex(key), rest == [_PAIRED]
 
 
-def _announce(root: Store, address: str) -> None:
-    """Tells `commlayer top` where the samples are, and the user how to see them; once per address."""
+def entry(job: tuple[int, bytes, bool]) -> str:
+    """The entry of a job in the Store, from which tools take the key. A WORLD that is made on a part of the same Store
+    replaces it: prefixes cannot be told from those that torchrun and torch give to each WORLD."""
+    number, key, is_paired = job
+    return f"{number} {key.hex()}{f' {_PAIRED}' * is_paired}"
+
+
+def _announce(root: Store, job: int, address: str) -> None:
+    """Tells `commlayer top` where the samples of the job are, and the user how to see them; once per address."""
+    root.set(f"{_TOP}/{job}", address)
     if root.check([_TOP]) and root.get(_TOP).decode() == address:
         return
     root.set(_TOP, address)
@@ -403,14 +411,15 @@ def stored_top(host: str, port: int) -> tuple[str, str]:
     """The key of the running job whose TCPStore is there, as hex digits, and the address of its samples. Raises
     ValueError if it has none."""
     store = _job_store(host, port)
-    if not store.check([_TOP]):
+    number, key, *_ = store.get(JOB).decode().split()
+    if not store.check([f"{_TOP}/{number}"]):
         raise ValueError(f"the job at {host}:{port} gives no samples; start it with COMMLAYER_TOP=PORT on every rank")
-    return store.get(_JOB).decode().split()[1], store.get(_TOP).decode()
+    return key, store.get(f"{_TOP}/{number}").decode()
 
 
 def stored_key(host: str, port: int) -> str:
     """The key of the running job whose TCPStore is there, as hex digits. Raises ValueError if it cannot be had."""
-    _, key, *rest = _job_store(host, port).get(_JOB).decode().split()
+    _, key, *rest = _job_store(host, port).get(JOB).decode().split()
     if rest == [_PAIRED]:
         raise ValueError("each two processes of this job have a key of their own, which is written nowhere")
     return key
@@ -442,7 +451,7 @@ def _job_store(host: str, port: int) -> Store:
     try:
         with _silent_stderr():  # torch prints pages of its stacks where something else listens
             store = dist.TCPStore(host, port, None, False, timedelta(seconds=STORE_S), wait_for_workers=False)
-        known = store.check([_JOB])
+        known = store.check([JOB])
     except dist.DistError as error:
         raise ValueError(
             f"no Store answers at {host}:{port}; name the MASTER_ADDR and MASTER_PORT of a job that runs"

@@ -88,6 +88,11 @@ class Survivors:
                 return any(theirs is not None and member not in theirs for member, theirs in texts.items())
         return False
 
+    def begin(self) -> None:
+        """This member is about to come to this agreement. Does nothing without a Store."""
+        with contextlib.suppress(RuntimeError):
+            self._store.set(BEGUN, "")
+
     def withdraw(self) -> None:
         """This member is gone, and does not wait for the others. Does nothing without a Store."""
         with contextlib.suppress(RuntimeError):

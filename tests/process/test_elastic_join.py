@@ -324,6 +324,44 @@ def test_a_process_that_freezes_after_it_has_asked_costs_one_peer_timeout() -> N
     assert all(each.result > 0.9 for each in ended[:2])  # so it was invited
 
 
+def _joins_after_a_leave(rank: int, size: int) -> tuple[int, list[int]]:
+    """Rank 0 leaves before the job takes ranks. The last process joins."""
+    store: Any = ranks.store()
+    model = nn.Linear(4, 2)
+    joins = rank == size - 1
+    if joins:
+        store.wait(["open 1", "open 2"])
+    else:
+        ranks.init(rank, size - 1, timeout=timedelta(seconds=20))
+        dist.broadcast(model.weight.data, 0)
+        dist.broadcast(model.bias.data, 0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with commlayer.elastic(model, optimizer, join=store if joins else None) as job:
+        for _ in job.batches(range(0 if joins else 2)):
+            if rank == 0:
+                job.leave()
+            model(torch.ones(1, 4)).sum().backward()
+            job.step()
+        if job.left:
+            return job.number, job.members
+        sampler, end = job.sampler(range(64), 8, by_speed=False), 0
+        store.set(f"open {rank}", "")
+        while not end or job.steps < end:
+            for share in sampler:
+                if len(sampler.shares) == size - 1 and not end:
+                    end = job.steps + 3  # the same on all ranks
+                time.sleep(0.02)
+                model(torch.ones(len(share), 4)).sum().backward()
+                job.step()
+                if job.steps == end:
+                    break
+    return job.number, job.members
+
+
+def test_a_process_that_joins_gets_a_number_that_no_rank_has_had() -> None:
+    assert ranks.run(_joins_after_a_leave, 4)[1:] == [(number, [1, 2, 3]) for number in (1, 2, 3)]
+
+
 def _last_leaves(rank: int, size: int) -> tuple[int, int, str]:
     """Rank 1 joins; rank 0 is asked to leave at once, long before its state has travelled."""
     elastic_joins.slow(0.05)

@@ -220,6 +220,34 @@ def test_fewer_ranks_than_min_size_end_the_job() -> None:
         assert "2 rank(s) are left ([0, 1]), and min_size is 3" in ended[rank].result[1]
 
 
+def _fail_to_meet(rank: int, size: int) -> tuple[int, list[int]]:
+    """Rank 1 fails at once as the others meet, and lives on. Its row meets the row of ranks 2 and 3."""
+    ranks.init(rank, size, timeout=timedelta(seconds=2 * ranks.TIMEOUT_S))
+    mesh = init_device_mesh("cpu", (size // 2, 2), mesh_dim_names=("rows", "shards"))
+    model: Any = fully_shard(Weights(), mesh=mesh["shards"])
+    real = Rows.make
+
+    def make(self: Rows) -> None:
+        Rows.make = real  # type: ignore[method-assign]
+        raise commlayer.CommError("no way to a rank, says the test")
+
+    with commlayer.elastic(model, torch.optim.SGD(model.parameters(), lr=1.0)) as job:
+        for batch in job.batches(range(4)):
+            if batch == 1 and rank == 4:
+                job.leave()
+            if batch == 1 and rank == 1:
+                Rows.make = make  # type: ignore[method-assign]
+            model(1.0).backward()
+            job.step()
+    return job.steps, job.members
+
+
+def test_a_rank_that_fails_to_meet_the_others_is_waited_for_by_nobody() -> None:
+    ended = ranks.outcomes(_fail_to_meet, 6)
+    assert [each.error for each in ended] == [None] * 6
+    assert [each.result for each in ended[:4]] == [(4, [0, 1, 2, 3])] * 4
+
+
 SAMPLES, BATCH, EPOCHS = 32, 10, 3
 STEPS_OF_EPOCH = 4
 """The last of them has two samples, for one of three rows."""
@@ -273,6 +301,29 @@ def test_each_epoch_has_each_sample_once() -> None:
         assert ended[rank].result == ([9], "")
     for rank in (4, 5):
         assert ended[rank].result == ([6] * 5 + [4] * 4 + [2] * 3, "")
+
+
+def _step_together(rank: int, size: int, shards: int) -> str:
+    ranks.init(rank, size)
+    mesh = init_device_mesh("cpu", (size // shards, shards), mesh_dim_names=("rows", "shards"))
+    model: Any = fully_shard(nn.Linear(8, 8, bias=False), mesh=mesh["shards"])
+    text = ""
+    try:
+        with commlayer.elastic(model, torch.optim.Muon(model.parameters())) as job:
+            for _ in job.batches(range(2)):
+                model(torch.ones(2, 8)).sum().backward()
+                assert job.step()
+    except commlayer.CommError as error:
+        text = str(error)
+    ranks.meet("end", size)
+    return text
+
+
+def test_an_optimizer_whose_step_calls_collectives_is_refused() -> None:
+    """A rank that stepped by itself would wait for its row. One that hears of it later gets the other one's text."""
+    found = ranks.run(_step_together, 4, 2)
+    assert all("Muon.step() has called collectives of the row [" in text for text in found), found
+    assert ranks.run(_step_together, 2, 1) == [""] * 2
 
 
 @ranks.on(2)

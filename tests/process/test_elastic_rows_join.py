@@ -27,6 +27,8 @@ from commlayer.frontend.group import newcomers, transfer
 from commlayer.frontend.group.parts import part_of
 from commlayer.frontend.group.party import Party
 from commlayer.frontend.group.state import State
+from commlayer.transport.bootstrap import stored_key
+from commlayer.transport.native import Engine
 from tests import ranks
 from tests.process import elastic_joins
 from tests.process.elastic_joins import Plan, build_row, digest_of, loss_of
@@ -271,6 +273,33 @@ def test_a_row_is_refused_by_a_job_without_rows() -> None:
     assert [each.error for each in ranks.outcomes(_ask_a_job_without_rows, 2)] == [None] * 2
 
 
+def _look_for_the_key(rank: int, size: int) -> str:
+    """Also the row is on a part of the job's Store."""
+    store: Any = ranks.store()
+    model, _, _, job = begin(rank)
+    ranks.meet("begun", size)
+    with job:
+        sampler, end = job.sampler(range(64), 16, by_speed=False), 0
+        while not end or job.steps < end:
+            for share in sampler:
+                if len(sampler.shares) == size and not end:
+                    end = job.steps + 3  # the same on all ranks
+                loss_of(model, share).backward()
+                job.step()
+                if job.steps == end:
+                    break
+    engine = Engine.current()
+    assert engine is not None
+    assert engine.job is not None
+    after, key = stored_key("127.0.0.1", store.port), engine.job[1].hex()
+    ranks.meet("end", size)
+    return "the job's" if (after == key) == (rank < FIRST) else f"{after}, own {key}"
+
+
+def test_tools_find_the_key_of_the_job_and_not_that_of_a_row_that_joins() -> None:
+    assert ranks.run(_look_for_the_key, 6) == ["the job's"] * 6
+
+
 def _with_a_store_of_its_own(rank: int, size: int) -> Any:
     """Two rows of one WORLD, on another Store than the job's; each asks by itself. Later the first rows leave."""
     store: Any = ranks.store()
@@ -404,41 +433,55 @@ def _one_fails(rank: int, size: int, how: str) -> tuple[list[int], str]:
 
     def make(self: Rows) -> None:
         Rows.make = real  # type: ignore[method-assign]
-        if how == "meeting":
+        if how == "met":
+            real(self)
+        if how in ("meeting", "met"):
             raise commlayer.CommError("no way to a rank, says the test")
         raise MemoryError("no room, says the test")
 
-    def wait(party: Party, store: Any, _end_s: float, _wait_s: float, act: Any) -> None:
+    def open_engine(_config: Any) -> Engine:
+        raise commlayer.ConfigError("no free UDP port, says the test")
+
+    def wait(party: Party, store: Any, *given: Any) -> None:
         def look() -> bool:
             if store.check([f"answer {party.own}"]):
                 raise commlayer.OperationTimeoutError("too late, says the test")
             return False
 
-        while not all(act(look)):
+        while not all(given[-1](look)):
             time.sleep(0.005)
 
     if rank == 5 and how == "late":
         vars(newcomers)["_wait"] = wait
+    elif rank == 5 and how == "engine":
+        Engine.private = open_engine  # type: ignore[assignment, method-assign]
     elif rank == 5:
         Rows.make = make  # type: ignore[method-assign]
     error = ""
     ranks.meet("begun", size)
     try:
         with job:
-            sampler = job.sampler(range(64), 16, by_speed=False)
+            if rank == 5 and how == "loop":
+                raise MemoryError("no room, says the test")
+            if rank == 5 and how == "call":
+                dist.all_reduce(torch.zeros(1), group=job._membership._row)
+            samples: Any = object() if rank == 5 and how == "dataset" else range(64)
+            sampler = job.sampler(samples, 16, by_speed=False)
             while sampler.epoch < 20:
                 for share in sampler:
                     time.sleep(0.02)
                     loss_of(model, share).backward()
                     job.step()
-    except (commlayer.PeerLostError, commlayer.OperationTimeoutError, MemoryError) as caught:
-        error = str(caught)
+    except (commlayer.CommError, MemoryError) as caught:
+        error = f"{type(caught).__name__}: {caught}"
     ranks.meet("end", size)
     return ([] if error else job.members), error
 
 
-def test_a_row_of_which_one_rank_fails_to_meet_the_others_asks_again() -> None:
-    ended = ranks.outcomes(_one_fails, 6, "meeting")
+@pytest.mark.parametrize("how", ["meeting", "met"])
+def test_a_row_of_which_one_rank_fails_to_meet_the_others_asks_again(how: str) -> None:
+    """Before it has made the groups, or after that."""
+    ended = ranks.outcomes(_one_fails, 6, how)
     assert [each.error for each in ended] == [None] * 6
     assert [each.result for each in ended] == [([0, 1, 2, 3, 6, 7], "")] * 6
 
@@ -447,14 +490,38 @@ def test_a_row_that_gives_up_as_it_is_taken_in_stops_nobody() -> None:
     ended = ranks.outcomes(_one_fails, 6, "late", environ={"COMMLAYER_PEER_TIMEOUT_S": "100"})
     assert [each.error for each in ended] == [None] * 6
     assert [each.result for each in ended[:FIRST]] == [([0, 1, 2, 3], "")] * FIRST
-    assert [each.result[1] for each in ended[FIRST:]] == ["too late, says the test"] * 2
+    assert [each.result[1] for each in ended[FIRST:]] == ["OperationTimeoutError: too late, says the test"] * 2
+
+
+def test_a_row_with_a_rank_that_gets_no_engine_stops_nobody() -> None:
+    ended = ranks.outcomes(_one_fails, 6, "engine")
+    assert [each.error for each in ended] == [None] * 6
+    assert [each.result for each in ended[:FIRST]] == [([0, 1, 2, 3], "")] * FIRST
+    assert [each.result[1] for each in ended[FIRST:]] == ["ConfigError: no free UDP port, says the test"] * 2
+
+
+@pytest.mark.parametrize(
+    ("how", "said", "said_to_its_row"),
+    [
+        ("dataset", "ConfigError: .*object has no samples with a number", "ConfigError: .*object has no samples"),
+        ("loop", "MemoryError: no room", "PeerLostError: .* this row cannot join without one of its ranks"),
+        ("call", "MismatchError", "MismatchError"),
+    ],
+)
+def test_a_row_of_which_one_rank_does_not_ask_gets_an_error(how: str, said: str, said_to_its_row: str) -> None:
+    """Though the process of that rank lives on."""
+    ended = ranks.outcomes(_one_fails, 6, how)
+    assert [each.error for each in ended] == [None] * 6
+    assert [each.result for each in ended[:FIRST]] == [([0, 1, 2, 3], "")] * FIRST
+    assert re.match(said, ended[5].result[1]), ended[5].result
+    assert re.match(said_to_its_row, ended[4].result[1]), ended[4].result
 
 
 def test_a_row_with_a_rank_that_cannot_go_on_stops_nobody() -> None:
     ended = ranks.outcomes(_one_fails, 6, "memory")
     assert [each.error for each in ended] == [None] * 6
     assert [each.result for each in ended[:FIRST]] == [([0, 1, 2, 3], "")] * FIRST
-    assert ended[5].result[1] == "no room, says the test"
+    assert ended[5].result[1] == "MemoryError: no room, says the test"
     assert "of its row, 4, 5, gave up (MemoryError: no room" in ended[4].result[1]
 
 

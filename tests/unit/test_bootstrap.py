@@ -6,10 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
-from torch.distributed import HashStore
+from torch.distributed import HashStore, TCPStore
 
 from commlayer.errors import CommError, ConfigError, OperationTimeoutError
-from commlayer.transport.bootstrap import Rendezvous, _job, agree
+from commlayer.transport.bootstrap import JOB, Rendezvous, _announce, _job, agree, entry, stored_top
 from commlayer.transport.description import check_description, check_job, printable, read_description
 from commlayer.transport.members import Members
 
@@ -30,6 +30,20 @@ def test_groups_without_a_world_of_ours_share_a_key_that_may_be_old() -> None:
     assert first[2]
     assert _job(HashStore(), False)[1] != first[1]
     assert not _job(store, True)[2]
+
+
+def test_each_job_on_a_store_has_its_own_address_of_samples() -> None:
+    """One may join another; the first puts its key back then."""
+    store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    first, second = _job(store, True), _job(store, True)
+    _announce(store, first[0], "hosta:1")
+    _announce(store, second[0], "hostb:2")
+    assert stored_top("127.0.0.1", store.port) == (second[1].hex(), "hostb:2")
+    store.set(JOB, entry(first))
+    assert stored_top("127.0.0.1", store.port) == (first[1].hex(), "hosta:1")
+    store.set(JOB, entry(_job(HashStore(), True)))
+    with pytest.raises(ValueError, match="gives no samples"):
+        stored_top("127.0.0.1", store.port)
 
 
 MEMBERS = Members("7", 0, [4, 9], {4: "hosta", 9: "hostb"})

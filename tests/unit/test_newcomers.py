@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from torch.distributed import TCPStore
 
-from commlayer.errors import ClosedError, ConfigError, PeerLostError
+from commlayer.errors import ClosedError, ConfigError, OperationTimeoutError, PeerLostError
 from commlayer.frontend.elastic.world import World
-from commlayer.frontend.group.newcomers import COUNT, Newcomers, ask, settings_of
+from commlayer.frontend.group.newcomers import COUNT, Newcomers, _await, ask, settings_of
 from commlayer.transport.native import host_key
 from commlayer.transport.pulse import Pulse
 from commlayer.transport.survivors import Verdict
@@ -98,3 +100,25 @@ def test_a_job_whose_ranks_have_died_takes_nobody(store: Any) -> None:
     with pytest.raises(PeerLostError, match=r"all ranks of the job \(\[0, 1\]\) have died"):
         asked(store)
     newcomers.close(ended=False)
+
+
+def test_of_those_that_ask_together_one_looks() -> None:
+    """The others wait for its word."""
+    words = iter([False, False, True])
+
+    def fail() -> bool:
+        raise AssertionError("only the first process looks")
+
+    _await(fail, False, math.inf, "late", lambda do: [next(words), do()])
+    assert list(words) == []
+    looks = iter([False, False, True])
+    told: list[bool] = []
+
+    def act(do: Callable[[], bool]) -> list[bool]:
+        told.append(do())
+        return [told[-1], False]
+
+    _await(lambda: next(looks), True, math.inf, "late", act)
+    assert (list(looks), told) == ([], [True])
+    with pytest.raises(OperationTimeoutError, match="late"):
+        _await(fail, False, 0.0, "late", lambda do: [False, do()])

@@ -92,7 +92,11 @@ class Job:
             raise ConfigError(f"{who}(codec={codec!r}): use one of {', '.join(CODECS)}")
         self._codec = codec
         self._replica = Replica(
-            self._state, self._averages, codec, functools.partial(reshard, sharded_modules(outermost))
+            self._state,
+            self._averages,
+            codec,
+            functools.partial(reshard, sharded_modules(outermost)),
+            (lambda: 0) if row is None or row.size() == 1 else row._get_sequence_number_for_group,
         )
         self._membership = Membership(self._replica, world, Config.from_environment().peer_timeout_s, row)
         self._is_over = join is not None  # no closing round is due
@@ -141,7 +145,11 @@ class Job:
     def _give_up(self, error: BaseException | None) -> None:
         """This rank makes no more steps after an error of its own: the others do not wait until its process ends."""
         membership = self._membership
-        if error is not None and membership.is_joined and not membership.has_left and not membership.has_ended:
+        if error is None:
+            return
+        if not membership.is_joined:
+            membership.end_row()
+        elif not membership.has_left and not membership.has_ended:
             membership.withdraw(error)
 
     def _lose_row(self, error: CommError) -> None:
@@ -157,8 +165,7 @@ class Job:
         """Gives back what `__enter__` took. `rests`: DDP's model averages by itself again, in the present WORLD."""
         if self._overlap is not None:
             self._overlap.remove()
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
+        self._release_signal()
         self._membership.close()
         if self._model is not None:
             self._model.require_backward_grad_sync = True
@@ -225,9 +232,13 @@ class Job:
         who = f"rank {self.number}" if self._membership.is_joined else "elastic(join=...)"
         if self._replica.sampler is not None:
             raise ClosedError(f"{who}: the job has a sampler already; each loop over that one is an epoch")
-        samples = size_of(dataset, batch_size, seed, self._row_size, f"{who}: job.sampler()")
-        self._state.check(f"{who}: job.sampler()")
         row_size = self._row_size
+
+        def check() -> int:
+            self._state.check(f"{who}: job.sampler()")
+            return size_of(dataset, batch_size, seed, row_size, f"{who}: job.sampler()")
+
+        samples = self._membership.done_by_row(check)
         sampler = Sampler(self, samples, batch_size, shuffle=shuffle, seed=seed, by_speed=by_speed, row_size=row_size)
         own = {"min_size": self._min_size, "clip_norm": self._averages.clip_norm, "codec": self._codec}
         division = {"the ranks of a row": row_size, "fully_shard": "used" if self._is_in_row else "not used"}
@@ -285,6 +296,12 @@ class Job:
             asking = world.whole([member for member, each in heard.items() if each.leaves > 0])
             leavers = self._leavers([member for member in heard if member in asking])
             has_failed = self._row_fails(leaves=world.own in leavers)
+            if replica.is_stepped_together:
+                raise ConfigError(
+                    f"rank {world.own}: {type(self._optimizer).__name__}.step() has called collectives of the row "
+                    f"{world.row}: a rank that makes a step by itself, after a death or as it joins, would wait for "
+                    f"the others of its row; use an optimizer that steps each element by itself, such as AdamW"
+                )
             if has_failed:
                 told = f"has made step {attempted}" if goes_on else "knows that the job ends"
                 log.warning("rank %d %s, and another rank of its row does not know it", self.number, told)
@@ -409,7 +426,11 @@ class Job:
                 while self._replica.is_listening and not self.left:
                     self.step()
             except ExcludedError as error:
+                if self._membership.leaves:
+                    self._membership.withdraw(error)
+                    raise
                 self._membership.ask_again(error)
+                self._release_signal()  # it ends the process, as while that asked for the first time
             except BaseException as error:
                 self._membership.withdraw(error)  # else the others wait for this process as long as it lives
                 raise
@@ -420,6 +441,10 @@ class Job:
     def _catch_signal(self) -> None:
         if threading.current_thread() is threading.main_thread() and not self._handlers:
             self._handlers[signal.SIGTERM] = signal.signal(signal.SIGTERM, self._on_signal)
+
+    def _release_signal(self) -> None:
+        while self._handlers:
+            signal.signal(*self._handlers.popitem())
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         if os.getpid() == self._process:

@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from ...errors import ClosedError, CommError, ConfigError, MismatchError, PeerLostError
+from ...config import Config
+from ...errors import (
+    AbortedError,
+    ClosedError,
+    CommError,
+    ConfigError,
+    MismatchError,
+    OperationTimeoutError,
+    PeerLostError,
+)
 from ...transport.log import log
-from ..group.newcomers import JOIN_S, Newcomers, alone, ask, settings_of
+from ...transport.native import Engine
+from ..group.newcomers import JOIN_S, Newcomers, ask, settings_of
 from ..group.party import ATTEMPTS, here
 from ..group.told import done_by_all, told_by_all
 from .replica import Replica
 from .rows import Rows, rows_of
 from .world import World
+
+DoneT = TypeVar("DoneT")
+
+LOST = (PeerLostError, AbortedError, OperationTimeoutError)
+"""Errors of an operation that say that another rank does not come to it."""
 
 
 class ExcludedError(PeerLostError):
@@ -28,7 +43,11 @@ class Membership:
 
     def __init__(self, replica: Replica, first: Any, silence_s: float, row: Any) -> None:
         self._replica, self._first, self._silence_s = replica, first, silence_s
+        self._first_size = 0
+        """The ranks of the first WORLD; those that join have the numbers from there on."""
         self._row = row
+        self._is_together = False
+        """The ranks of this row, which joins, have begun to act together."""
         self._world: World | None = None
         self._newcomers: Newcomers | None = None
         self._row_told: list[list[float]] = []
@@ -65,6 +84,7 @@ class Membership:
         if self._first is None:
             return
         first = self._first
+        self._first_size = first.size()
         rows = rows_of(first, self._row)
         if self._row is None:
             self._world = World.of(first, self._silence_s)
@@ -75,7 +95,7 @@ class Membership:
     def open(self, settings: Mapping[str, Any]) -> None:
         """From now on, processes with these settings may join."""
         self._newcomers = Newcomers(self.world)
-        self._newcomers.open(settings_of(settings, self.world.token), len(self.world.members))
+        self._newcomers.open(settings_of(settings, self.world.token), self._first_size)
 
     def close(self) -> None:
         """Ends the threads."""
@@ -124,6 +144,7 @@ class Membership:
                 if isinstance(error, (MismatchError, ConfigError)) and not newest:
                     raise
                 log.warning("rank %d tries again: %s", world.own, error)
+                world.survivors().begin()  # those that still meet, also of this row, wait for it no more
                 world.end()
                 failed = True
             if not self.row_fails(failed=failed):
@@ -148,6 +169,7 @@ class Membership:
                         raise
                     obstacle = error
                     world.survivors().withdraw()  # those that still meet, also of this row, wait for it no more
+                    world.end()  # nor those that have met
                 fails = self.row_fails(failed=obstacle is not None)
             except BaseException as error:
                 self.withdraw(error)
@@ -157,27 +179,54 @@ class Membership:
                 self._newcomers = Newcomers(world)
                 self._newcomers.follow()
                 return
+            if obstacle is None:
+                world.survivors().withdraw()
             self.ask_again(obstacle or "another rank of its row has not met the others")
         raise PeerLostError(f"this process could not join in {ATTEMPTS} attempts; look at the ranks' logs")
 
     def _ask(self, store: dist.Store, settings: Mapping[str, Any]) -> World:
-        kind = World if self._row is None else Rows
-        together = alone if self._row is None else functools.partial(done_by_all, self._row)
+        describe = functools.partial(settings_of, settings)
+        if self._row is None:
+            return ask(World, store, describe, here(), self._silence_s, JOIN_S)
+        engines = list[Engine]()
         try:
-            world = ask(
-                kind, store, lambda token: settings_of(settings, token), here(), self._silence_s, JOIN_S, together
-            )
-        except CommError as error:
-            if self._row is None or error.operation is None:
-                raise  # all ranks of the row do
-            raise PeerLostError(f"elastic(join=...): this row cannot join without one of its ranks: {error}") from error
-        except BaseException:
-            if self._row is not None:
+            # Before the job takes the row in, and waits for it.
+            self._together(lambda: engines.append(Engine.private(Config.from_environment())))
+            world = ask(Rows, store, describe, here(), self._silence_s, JOIN_S, self._together)
+        except BaseException as error:
+            for each in engines:
+                each.release()
+            if not isinstance(error, CommError):
                 self._row.abort()
             raise
-        if isinstance(world, Rows):
-            world.enter(self._row)
+        world.enter(self._row, engines[0])
         return world
+
+    def done_by_row(self, do: Callable[[], DoneT]) -> DoneT:
+        """What `do` returns. All ranks of a row that joins call: if it raises on one of them, all raise an error."""
+        return do() if self._row is None or self.is_joined else self._together(do)[self._row.rank()]
+
+    def _together(self, do: Callable[[], DoneT]) -> list[DoneT]:
+        """`done_by_all` of this row, which joins. Raises PeerLostError if one of them is gone."""
+        self._is_together = True
+        try:
+            return done_by_all(self._row, do)
+        except LOST as error:
+            if error.operation is None:
+                raise  # all ranks of the row do
+            text = f"elastic(join=...): this row cannot join without one of its ranks: {error}"
+            raise PeerLostError(text) from error
+        except CommError:
+            raise
+        except BaseException:
+            self._row.abort()
+            raise
+
+    def end_row(self) -> None:
+        """This rank, of a row that was to join, does not ask: its other ranks need not wait for it. Does nothing once
+        they act together, and so fail together."""
+        if self._row is not None and not self._is_together:
+            self._row.abort()
 
     def row_fails(self, *, failed: bool) -> bool:
         """Whether one of this row has `failed`. All its ranks call: without one of them, the rest of the row would wait
@@ -194,10 +243,8 @@ class Membership:
         self.close()
 
     def ask_again(self, reason: CommError | str) -> None:
-        """The same of a rank, with its row, that is to join once more."""
+        """This rank is to join once more, with its row. The others do not wait for it any more."""
         log.warning("rank %d asks again to join: %s", self.world.own, reason)
-        if not self._is_excluded:
-            self.world.survivors().withdraw()
         self.world.end()
         self.close()
 
@@ -205,6 +252,7 @@ class Membership:
         """This member is among those that are gone."""
         world, own = self.world, self.world.own
         if self.is_closing and self._replica.is_listening:
+            self._is_excluded = True
             raise ClosedError(f"rank {own}: the job has ended before this process had its state")
         loss = world.loss(None, others)
         if loss or not (self.leaves or world.is_row_leaving()):

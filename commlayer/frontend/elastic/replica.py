@@ -57,16 +57,25 @@ class Replica:
     """This rank's. `gradients` are those of the model of `state`."""
 
     def __init__(
-        self, state: State, gradients: Averages, codec: str, regather: Callable[[], None] = lambda: None
+        self,
+        state: State,
+        gradients: Averages,
+        codec: str,
+        regather: Callable[[], None] = lambda: None,
+        operations: Callable[[], int] = lambda: 0,
     ) -> None:
-        """`codec`: of `CODECS`, in which gradients travel between hosts. `regather`: lets the next forward pass gather
-        parameters anew, of which it may still have copies; for models whose parameters are divided."""
+        """`codec`: of `CODECS`, in which gradients travel between hosts. For models whose parameters are divided:
+        `regather` lets the next forward pass gather parameters anew, of which it may still have copies; `operations`
+        returns how many operations the row has had."""
         self.made = 0
         """Steps, those whose averages wait included; -1: not known."""
         self.sampler: Sampler | None = None
         self.listening: set[int] = set()
         """The members that lack the state."""
+        self.is_stepped_together = False
+        """The ranks of this row have called operations in a step of the optimizer."""
         self._state, self._gradients, self._codec, self._regather = state, gradients, codec, regather
+        self._operations = operations
         self._averages: Tensor | None = None
         """Those of the latest step."""
         self._held: Tensor | None = None
@@ -233,7 +242,9 @@ class Replica:
         self._transfers.finish_packing()
         self._regather()  # a forward pass without a backward pass leaves copies of what changes now
         self._gradients.put(averages, norm)
+        before = self._operations()
         self._state.step()
+        self.is_stepped_together |= self._operations() != before
 
     # ---- a rank that listens ----
 
@@ -307,7 +318,8 @@ class Replica:
         if self.sampler is not None:
             self.sampler.load(reports[leader]["sampler"])
         # Before the first step nobody has compared anything.
-        self._compares = latest == 0 or bool(self.listening.intersection(world.members) - listening)
+        # A rank that has made the step in which one was ready has that one no more in `listening`.
+        self._compares |= latest == 0 or bool(self.listening.intersection(world.members) - listening)
         self.listening = listening
         alike = next(ranks for ranks in world.likes() if world.own in ranks)
         lacking = [each for each in alike if told[each]["lacks the state"]]

@@ -23,7 +23,6 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import AllreduceOptions
 
-from ...config import Config
 from ...errors import CommError, ConfigError, PeerLostError
 from ...transport.accord import store_errors
 from ...transport.native import Engine
@@ -68,11 +67,11 @@ class Rows(World):
     """The members are ranks of the first WORLD, which stays, and of rows that have joined."""
 
     ARE_DIVIDED = True
+    KEEPS_WORLD = True
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
-        self._rows: list[list[int]] = []
-        """Those of the first WORLD."""
+        self._use_rows([])
         self._group_of_row: CommProcessGroup | None = None
         self._ranks_of_row: list[int] = []
         """In this process's WORLD."""
@@ -87,7 +86,7 @@ class Rows(World):
         """The first ones of a job, of which `row` connects this rank's. All ranks of WORLD call, after `rows_of`."""
         found = cls.of(world, silence_s)
         assert isinstance(found, Rows)  # noqa: S101  # for mypy
-        found._rows = rows
+        found._use_rows(rows)
         found._connect(row)
         try:
             found.make()
@@ -98,10 +97,11 @@ class Rows(World):
             raise
         return found
 
-    def enter(self, row: CommProcessGroup) -> None:
-        """For a row that joins, whose ranks this group connects."""
+    def enter(self, row: CommProcessGroup, engine: Engine) -> None:
+        """For a row that joins, whose ranks this group connects. `engine`: for the groups of the job; `close` releases
+        it."""
         self._connect(row)
-        self._engine = Engine.private(Config.from_environment())
+        self._engine = engine
 
     def _connect(self, row: CommProcessGroup) -> None:
         self._group_of_row, self._ranks_of_row = row, dist.get_process_group_ranks(row)
@@ -112,9 +112,15 @@ class Rows(World):
     def row_size(self) -> int:
         return len(self._rows[0])
 
+    def _use_rows(self, rows: list[list[int]]) -> None:
+        """Those of the first WORLD."""
+        self._rows, self._first_size = rows, sum(map(len, rows))
+        self._row_by = {member: row for row in rows for member in row}
+
     def rows(self, members: Collection[int]) -> list[list[int]]:
-        found = sorted({tuple(self._row_of(each)) for each in members})
-        return [list(row) for row in found if set(row) <= set(members)]
+        living = set(members)
+        found = {row[0]: row for row in map(self._row_of, living)}
+        return [row for _, row in sorted(found.items()) if living.issuperset(row)]
 
     def whole(self, members: Collection[int]) -> set[int]:
         return {mate for each in members for mate in self._row_of(each)}
@@ -125,11 +131,11 @@ class Rows(World):
 
     def _row_of(self, member: int) -> list[int]:
         """Those of a row that has joined follow each other, and all those of the first WORLD."""
-        first, size = sum(map(len, self._rows)), self.row_size
-        if member < first:
-            return next(row for row in self._rows if member in row)
-        begin = member - (member - first) % size
-        return list(range(begin, begin + size))
+        if (found := self._row_by.get(member)) is None:
+            size = self.row_size
+            begin = member - (member - self._first_size) % size
+            found = self._row_by[member] = list(range(begin, begin + size))
+        return found
 
     def likes(self) -> list[list[int]]:
         return [list(ranks) for ranks in zip(*self.rows(self.members), strict=True)]
@@ -273,7 +279,7 @@ class Rows(World):
         return {**super().roster(), "rows": self._rows}
 
     def follow(self, roster: Mapping[str, Any]) -> None:
-        self._rows = roster["rows"]
+        self._use_rows(roster["rows"])
         super().follow(roster)
 
     def _causes(self, mates: Collection[int]) -> dict[int, str]:

@@ -25,6 +25,7 @@ class World(Party):
 
     JOB = "commlayer/elastic"
     OPENS = "job.sampler() makes it one"
+    KEEPS_WORLD = False
 
     ARE_DIVIDED: ClassVar[bool] = False
     """Whether gradients are averaged in several groups, of which one may fail and another not."""

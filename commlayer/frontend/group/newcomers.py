@@ -22,7 +22,9 @@ import torch.distributed as dist
 
 from ...config import Config, shared
 from ...errors import ClosedError, CommError, ConfigError, OperationTimeoutError, PeerLostError
+from ...transport.bootstrap import JOB, entry
 from ...transport.log import log
+from ...transport.native import Engine
 from ...transport.secret import fingerprint, read_secret
 from ...transport.store_link import connection, limit, root_of
 from ...transport.survivors import Verdict
@@ -38,12 +40,15 @@ PAUSE_S = 0.005
 """Pause of a newcomer between two looks for an answer."""
 
 ALIVE_S = 1.0
-"""The same, between two looks whether a member lives."""
+"""The same, between two looks whether a member lives, and the longest until those that ask with it hear of it."""
 
 TOLD = 200
 """Characters of a setting that an error quotes."""
 
 SETTINGS, ROSTER, FIRST, COUNT, ENDED = "settings", "roster", "first", "count", "ended"
+
+KEY = "key"
+"""The entry of a job in the Store whose WORLD stays: processes that make a WORLD of their own replace it there."""
 
 WITHDRAWN = "withdrawn"
 """The answer of a newcomer to itself, when it waits no more."""
@@ -87,6 +92,10 @@ class Newcomers:
         self._store.set(ROSTER, json.dumps(party.roster()))
         self._store.set(FIRST, str(size))
         self._store.compare_set(COUNT, "", str(size))  # the first of them gets this number
+        engine = Engine.current()
+        if party.KEEPS_WORLD and engine is not None and engine.job is not None:
+            self._store.set(KEY, entry(engine.job))
+            _put_back(party.root, self._store)
         party.root.set(party.JOB, party.token)
         self._thread.start()
 
@@ -187,33 +196,37 @@ def ask(
     def act(do: Callable[[], Any]) -> list[Any]:
         return together(lambda: _in_store(do))
 
-    def is_open() -> bool:
-        late = f"no job on this Store took ranks within {wait_s:g} s ({kind.OPENS})"
-        return root.check([kind.JOB]) or _waits(end_s, late)
-
     def compare() -> None:
         if text := difference(describe(token), json.loads(store.get(SETTINGS)), "here", "in the job"):
             raise ConfigError(f"this process cannot join: {text}; start it as the job's ranks were started")
 
     def take_numbers() -> int:
-        return int(store.add(COUNT, len(places))) - len(places) if places[0] == place else -1
+        return int(store.add(COUNT, len(places))) - len(places) if leads else -1
 
-    while not all(act(is_open)):
-        time.sleep(PAUSE_S)
+    places = act(lambda: place)
+    leads = places[0] == place
+    late = f"no job on this Store took ranks within {wait_s:g} s ({kind.OPENS})"
+    _await(lambda: root.check([kind.JOB]), leads, end_s, late, act)
     token = act(lambda: root.get(kind.JOB).decode())[0]
     party = kind(root, token, -1, place, timeout_s)
     store = party.store("newcomers")
+    act(lambda: _put_back(root, store))
     act(compare)
-    places = act(lambda: place)
     party.name(act(take_numbers)[0] + places.index(place))
     party.pulse.beat()
     try:
         act(lambda: store.set(f"{party.own}", json.dumps(place)))
-        _wait(party, store, end_s, wait_s, act)
+        _wait(party, store, leads, end_s, wait_s, act)
     except BaseException:
         _withdraw(party, store)
         raise
     return party
+
+
+def _put_back(root: Any, store: Any) -> None:
+    """Tools find the job in its Store, and not the WORLD of processes that join it."""
+    if store.check([KEY]) and store.get(KEY) != root.get(JOB):
+        root.set(JOB, store.get(KEY))
 
 
 def _in_store(do: Callable[[], Any]) -> Any:
@@ -225,7 +238,7 @@ def _in_store(do: Callable[[], Any]) -> Any:
         raise CommError(f"the job's Store does not answer: look at the process that serves it. ({error})") from error
 
 
-def _wait(party: Party, store: Any, end_s: float, wait_s: float, act: Together) -> None:
+def _wait(party: Party, store: Any, leads: bool, end_s: float, wait_s: float, act: Together) -> None:
     """Until the answer is there."""
     look_s = 0.0
 
@@ -240,11 +253,30 @@ def _wait(party: Party, store: Any, end_s: float, wait_s: float, act: Together) 
             party.follow(json.loads(store.get(ROSTER)))
             if party.dead(party.members) == set(party.members):
                 raise PeerLostError(f"all ranks of the job ({party.members}) have died; start it again")
-        return _waits(end_s, f"the job did not take this process in within {wait_s:g} s; look at its log")
+        return False
 
-    while not all(act(is_answered)):
-        time.sleep(PAUSE_S)
-    act(lambda: party.follow(json.loads(store.get(f"answer {party.own}"))))
+    late = f"the job did not take this process in within {wait_s:g} s; look at its log"
+    _await(is_answered, leads, end_s, late, act)
+    act(lambda: party.follow(json.loads(store.get(f"answer {party.own}"))))  # the others' comes right after the first
+
+
+def _await(look: Callable[[], bool], leads: bool, end_s: float, late: str, act: Together) -> None:
+    """Returns once `look` has returned True on the process that leads. Those that ask with it look for the time alone,
+    and wait for its word, which it gives every `ALIVE_S` at least. Raises OperationTimeoutError, with the text `late`,
+    after `end_s` of one of them."""
+
+    def has_seen() -> bool:
+        word_s = min(time.monotonic() + ALIVE_S, end_s)
+        while leads and time.monotonic() < word_s:
+            if look():
+                return True
+            time.sleep(PAUSE_S)
+        if time.monotonic() > end_s:
+            raise OperationTimeoutError(late)
+        return False
+
+    while not any(act(has_seen)):
+        pass
 
 
 def _withdraw(party: Party, store: Any) -> None:
@@ -255,13 +287,6 @@ def _withdraw(party: Party, store: Any) -> None:
         if answer != WITHDRAWN:
             party.generation = json.loads(answer)["generation"]
             party.survivors().withdraw()
-
-
-def _waits(end_s: float, text: str) -> bool:
-    """False. Raises OperationTimeoutError, with this text, after `end_s`."""
-    if time.monotonic() > end_s:
-        raise OperationTimeoutError(text)
-    return False
 
 
 def difference(one: Mapping[str, Any], other: Mapping[str, Any], here: str, there: str) -> str:

@@ -48,6 +48,8 @@ class Party:
     """The key under which the token of the latest party that takes newcomers stands in the Store."""
     OPENS: ClassVar[str]
     """What makes a job one that takes newcomers, for an error."""
+    KEEPS_WORLD: ClassVar[bool]
+    """Whether WORLD stays as members go, and processes that join may have one of their own."""
 
     def __init__(self, root: dist.Store, token: str, own: int, place: Place, silence_s: float) -> None:
         """`token`: the party's; the Store `root` may have keys of others. `own`: the number of this process, which

@@ -22,6 +22,7 @@ class Sites(Party):
 
     JOB = "commlayer/local"
     OPENS = "LocalSteps(min_sites=) makes it one, once local steps have begun"
+    KEEPS_WORLD = True
     is_stopped = False
     """Whether this process comes to no more meetings."""
 
