@@ -92,6 +92,13 @@ def test_a_rank_dies_once_its_site_counts() -> None:
     assert sorted(found) == [0, 1, 2, 3]
 
 
+def test_a_site_that_has_joined_votes_for_itself() -> None:
+    """It and the first one are late at once, in several turns: one of them is left out, and not both."""
+    away = tuple((process, turn) for process in (0, 4) for turn in range(12, 16))
+    found = check(of_two("DDP", quorum=2, away=away, steps=36), environ=ranks.UDP)
+    assert {sum(found[0].syncs[turn].counting) for turn in range(12, 16)} == {2}
+
+
 def model_of(layout: str, mesh: Any) -> Any:
     model: Any = Net()
     if layout == "DDP":

@@ -97,9 +97,10 @@ class Rounds:
 
     @property
     def _vote(self) -> Vote | None:
-        """That of this site; None: it has one rank."""
-        site, place = self._site.ranks, self._site.place
-        return Vote(site[0], place, len(site)) if len(site) > 1 else None
+        """That of this site; None: it has one rank. A site that has joined has other numbers than in its WORLD."""
+        living, size = self._living, len(self._site.ranks)
+        site = living.party.site_of(living.party.own) if living.goes_on else self._site.ranks
+        return Vote(site[0], self._site.place, size) if size > 1 else None
 
     def close(self) -> None:
         """Ends the thread that listens. Idempotent."""
