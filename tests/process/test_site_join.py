@@ -15,8 +15,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import commlayer
+from commlayer.frontend.local.rounds import Rounds
 from tests import ranks
-from tests.process.local_deaths import Plan, Report, check
+from tests.process.local_deaths import Plan, Report, begin_site, check
 from tests.process.test_local_steps import Net, train
 
 
@@ -199,3 +200,38 @@ def test_one_rank_that_does_not_fit_keeps_its_site_out() -> None:
     found = ranks.run(one_refused, 6)
     for text in found[4:]:
         assert "codec is none here and int4-int8 in the job" in text, text
+
+
+def asks_again(rank: int, size: int) -> list[str]:
+    """In its first meeting, one rank of the site that joins finds an error. Returns what the log says of that."""
+    store, logged = ranks.store(), ranks.logged()
+    if rank < 4:
+        ranks.init(rank, 4, timeout=timedelta(seconds=20))
+    else:
+        store.wait(["begun"])
+        begin_site(of_two("DDP"), rank)
+    if rank == 5:
+        meet, errors = Rounds._meet, [commlayer.PeerLostError("injected")]
+
+        def met(self: Rounds, sync: Any) -> Any:
+            found = meet(self, sync)
+            if errors:
+                raise errors.pop()
+            return found
+
+        Rounds._meet = met  # type: ignore[method-assign]
+    mesh = init_device_mesh("cpu", (1 if rank > 3 else 2, 2), mesh_dim_names=("site", "rank"))["rank"]
+    with local_of(model := model_of("DDP", mesh), join=store if rank > 3 else None) as local:
+        while len(local.ranks) < 6:
+            store.set("begun", "")
+            time.sleep(0.05)
+            train(model, local._optimizer, rank, [local.steps])
+    return [line for line in logged if "asks again" in line]
+
+
+def test_a_site_asks_again_after_an_error_of_one_rank_in_its_first_meeting() -> None:
+    found = ranks.run(asks_again, 6, environ=ranks.UDP)
+    assert found[:4] == [[]] * 4
+    for lines in found[4:]:
+        assert len(lines) == 1, lines
+        assert "injected" in lines[0], lines

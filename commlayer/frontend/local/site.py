@@ -145,6 +145,8 @@ class Site:
         try:
             result = call()
         except Exception as error:
+            if self.shares(error):
+                raise  # they have agreed on it within `call`
             own = error
         try:
             has_failed = self.has_any(own is not None)
