@@ -235,3 +235,46 @@ def test_a_site_asks_again_after_an_error_of_one_rank_in_its_first_meeting() -> 
     for lines in found[4:]:
         assert len(lines) == 1, lines
         assert "injected" in lines[0], lines
+
+
+def test_one_rank_with_an_argument_that_is_out_of_range_keeps_its_site_out() -> None:
+    """It finds that before it asks the job."""
+    for text in ranks.run(one_wrong, 6, timeout_s=60.0)[4:]:
+        assert "min_sites=None: a site joins as one of min_sites=" in text, text
+
+
+def one_wrong(rank: int, size: int) -> str:
+    return refused(rank, size, ("DDP", "DDP"), 2, {"min_sites": None} if rank == 5 else {})
+
+
+def fails_once(rank: int, size: int) -> tuple[str, list[str]]:
+    """One rank of the site that joins has an error which is not commlayer's; the others train until both have left."""
+    store, logged = ranks.store(), ranks.logged()
+    if rank < 4:
+        ranks.init(rank, 4, timeout=timedelta(seconds=20))
+    else:
+        store.wait(["begun"])
+        begin_site(of_two("DDP"), rank)
+    if rank == 5:
+
+        def met(self: Rounds, sync: Any) -> Any:
+            raise OSError("injected")
+
+        Rounds._meet = met  # type: ignore[method-assign]
+    mesh = init_device_mesh("cpu", (1 if rank > 3 else 2, 2), mesh_dim_names=("site", "rank"))["rank"]
+    try:
+        with local_of(model := model_of("DDP", mesh), join=store if rank > 3 else None) as local:
+            while not all_know(local, store, size):
+                store.set("begun", "")
+                time.sleep(0.02)
+                train(model, local._optimizer, rank, [local.steps])
+    except commlayer.CommError as error:
+        store.set(f"refused {rank}", "")
+        return str(error), [line for line in logged if "asks again" in line]
+    return "", []
+
+
+def test_a_fault_of_one_rank_is_not_tried_again() -> None:
+    found = ranks.run(fails_once, 6, environ=ranks.UDP)
+    assert found[:4] == [("", [])] * 4
+    assert found[4:] == [("OSError: injected", [])] * 2
