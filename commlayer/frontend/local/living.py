@@ -329,7 +329,8 @@ class Living:
             self._mates.give_up(error)
             if not self.is_excluded:  # else the others, which meet already, would begin another agreement
                 self._party.survivors().withdraw()
-        self.abort()
+        if not is_on_all(error):
+            self.abort()
 
     def loss(self, error: BaseException, *, silence_s: float, has_begun: bool) -> str:
         """The text of an error, if another rank of this site is gone, and it is not known yet; else it is empty.

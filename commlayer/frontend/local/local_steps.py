@@ -337,10 +337,10 @@ class LocalSteps:
             if error is None:
                 self._check_own()
                 (self._rounds or exact).leave()
-            elif not is_on_all(error):
+            else:
                 self._give_up(error)
         except BaseException as late:
-            if error is None and not is_on_all(late):
+            if error is None:
                 self._give_up(late)
             error = error or late
             raise
@@ -348,9 +348,13 @@ class LocalSteps:
             self._end(is_over=error is None or is_on_all(error))
 
     def _give_up(self, error: BaseException) -> None:
-        """This rank makes no more steps, and the others need not wait for it. If another rank of its site has died or
-        has given up before, raises PeerLostError: DDP and FSDP2 do not say that."""
+        """This rank makes no more steps, and the others need not wait for it: neither where all raise this error, as
+        some may have found a death instead, and make another group. If another rank of its site has died or has given
+        up before, raises PeerLostError: DDP and FSDP2 do not say that."""
         exact, living = self._begun()
+        if is_on_all(error):
+            living.withdraw(error)
+            return
         if self._rounds is not None:
             self._rounds.halt()  # its thread would go on with syncs, and come to meetings
         living.withdraw(error)
