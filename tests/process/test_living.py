@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 import commlayer
 from commlayer.frontend.group import party
+from commlayer.frontend.local.meeting import on_all
 from tests import ranks
 from tests.process import local_deaths
 from tests.process.local_deaths import SIZE, Plan, check
@@ -226,3 +227,36 @@ def test_wrong_numbers_of_sites(rank: int, size: int) -> None:
     check_refused("min_sites differs: None on rank 0, 1 on rank 1", Net(), min_sites=1 if rank else None)
     with begin(Net(), min_sites=2) as local:
         train(local._model, local._optimizer, rank, range(3))
+
+
+def not_all_see(rank: int, size: int) -> str:
+    """Rank 0 finds an error that all find in a sync; rank 1 has found a death there instead."""
+    ranks.init(rank, size, timeout=timedelta(seconds=20))
+    store: Any = ranks.store()
+    try:
+        with begin(model := Net(), min_sites=1) as local:
+            rounds: Any = local._rounds
+            outcome = rounds._outcome
+            errors: list[commlayer.CommError] = [commlayer.PeerLostError("another rank died")]
+            if rank == 0:
+                errors = [on_all(commlayer.CommError("not finite"), 0)]
+
+            def ended(sync: Any, **given: Any) -> Any:
+                found = outcome(sync, **given)
+                if sync.head.turn == 3 and errors:
+                    raise errors.pop()
+                return found
+
+            rounds._outcome = ended
+            train(model, local._optimizer, rank, range(24))
+            assert local.ranks == [1]
+    except commlayer.CommError as error:
+        store.wait(["went on"], timedelta(seconds=15))
+        return str(error)
+    store.set("went on", "")
+    return "went on"
+
+
+def test_a_site_that_has_not_seen_an_error_of_all_goes_on() -> None:
+    """The process of the other one lives, and does not come to the meeting."""
+    assert ranks.run(not_all_see, 2, environ=ranks.UDP) == ["not finite", "went on"]

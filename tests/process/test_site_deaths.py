@@ -182,6 +182,55 @@ def test_a_rank_that_hangs_costs_its_site() -> None:
         assert "the other sites took this one for dead and have gone on without it" in found[rank], found
 
 
+def dies_in_exact_steps(rank: int, size: int) -> str:
+    ranks.init(rank, size, timeout=timedelta(seconds=20))
+    model = site_model("DDP", rank, 2)
+    try:
+        with begin(model, min_sites=1, exact_steps=50) as local:
+            for step in range(12):
+                if (rank, step) == (3, 6):
+                    die()
+                train(model, local._optimizer, rank, [step])
+    except commlayer.PeerLostError as error:
+        return str(error)
+    return "went on"
+
+
+def test_a_death_in_exact_steps_is_no_fault_of_the_other_site() -> None:
+    """Both ranks of it get the same error, and no advice to go on: nobody does."""
+    found = ranks.results(ranks.outcomes(dies_in_exact_steps, 4, environ=ranks.UDP), {3})
+    for rank in (0, 1):
+        assert "rank 3" in found[rank], found
+        assert "gave up" not in found[rank], found
+    assert "rank(s) 3 of its site, 2, 3, died or ended" in found[2], found
+    assert "can go on" not in found[2], found
+    assert "start the job again from a checkpoint" in found[2], found
+
+
+def fails_alone(rank: int, size: int) -> str:
+    """The last rank finds an error of its own, of the kind that torch raises. Its mate hears of it long before the
+    peer timeout, which would be too long for this test."""
+    ranks.init(rank, size, timeout=timedelta(seconds=20))
+    model = site_model("DDP", rank, 2)
+    try:
+        with begin(model, min_sites=1) as local:
+            for step in range(12):
+                if (rank, step) == (3, 6):
+                    raise RuntimeError("out of memory")
+                train(model, local._optimizer, rank, [step])
+    except RuntimeError as error:
+        return str(error)
+    return "went on"
+
+
+def test_an_error_of_one_rank_leaves_with_at_once() -> None:
+    environ = {**ranks.UDP, "COMMLAYER_PEER_TIMEOUT_S": "300"}
+    found = ranks.run(fails_alone, 4, environ=environ, timeout_s=60.0)
+    assert found[:2] == ["went on"] * 2
+    assert "rank 3 of its site, 2, 3, gave up (RuntimeError: out of memory)" in found[2]
+    assert found[3] == "out of memory"
+
+
 def too_few(rank: int, size: int) -> str:
     ranks.init(rank, size, timeout=timedelta(seconds=20))
     model = site_model("DDP", rank, 3)

@@ -15,8 +15,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import commlayer
+from commlayer.frontend.local.rounds import Rounds
 from tests import ranks
-from tests.process.local_deaths import Plan, Report, check
+from tests.process.local_deaths import Plan, Report, begin_site, check
 from tests.process.test_local_steps import Net, train
 
 
@@ -90,6 +91,13 @@ def test_a_rank_dies_while_its_site_gets_the_state() -> None:
 def test_a_rank_dies_once_its_site_counts() -> None:
     found = check(of_two("DDP", kills=((5, 10, 0.001),), steps=28))
     assert sorted(found) == [0, 1, 2, 3]
+
+
+def test_a_site_that_has_joined_votes_for_itself() -> None:
+    """It and the first one are late at once, in several turns: one of them is left out, and not both."""
+    away = tuple((process, turn) for process in (0, 4) for turn in range(12, 16))
+    found = check(of_two("DDP", quorum=2, away=away, steps=36), environ=ranks.UDP)
+    assert {sum(found[0].syncs[turn].counting) for turn in range(12, 16)} == {2}
 
 
 def model_of(layout: str, mesh: Any) -> Any:
@@ -192,3 +200,81 @@ def test_one_rank_that_does_not_fit_keeps_its_site_out() -> None:
     found = ranks.run(one_refused, 6)
     for text in found[4:]:
         assert "codec is none here and int4-int8 in the job" in text, text
+
+
+def asks_again(rank: int, size: int) -> list[str]:
+    """In its first meeting, one rank of the site that joins finds an error. Returns what the log says of that."""
+    store, logged = ranks.store(), ranks.logged()
+    if rank < 4:
+        ranks.init(rank, 4, timeout=timedelta(seconds=20))
+    else:
+        store.wait(["begun"])
+        begin_site(of_two("DDP"), rank)
+    if rank == 5:
+        meet, errors = Rounds._meet, [commlayer.PeerLostError("injected")]
+
+        def met(self: Rounds, sync: Any) -> Any:
+            found = meet(self, sync)
+            if errors:
+                raise errors.pop()
+            return found
+
+        Rounds._meet = met  # type: ignore[method-assign]
+    mesh = init_device_mesh("cpu", (1 if rank > 3 else 2, 2), mesh_dim_names=("site", "rank"))["rank"]
+    with local_of(model := model_of("DDP", mesh), join=store if rank > 3 else None) as local:
+        while len(local.ranks) < 6:
+            store.set("begun", "")
+            time.sleep(0.05)
+            train(model, local._optimizer, rank, [local.steps])
+    return [line for line in logged if "asks again" in line]
+
+
+def test_a_site_asks_again_after_an_error_of_one_rank_in_its_first_meeting() -> None:
+    found = ranks.run(asks_again, 6, environ=ranks.UDP)
+    assert found[:4] == [[]] * 4
+    for lines in found[4:]:
+        assert len(lines) == 1, lines
+        assert "injected" in lines[0], lines
+
+
+def test_one_rank_with_an_argument_that_is_out_of_range_keeps_its_site_out() -> None:
+    """It finds that before it asks the job."""
+    for text in ranks.run(one_wrong, 6, timeout_s=60.0)[4:]:
+        assert "min_sites=None: a site joins as one of min_sites=" in text, text
+
+
+def one_wrong(rank: int, size: int) -> str:
+    return refused(rank, size, ("DDP", "DDP"), 2, {"min_sites": None} if rank == 5 else {})
+
+
+def fails_once(rank: int, size: int) -> tuple[str, list[str]]:
+    """One rank of the site that joins has an error which is not commlayer's; the others train until both have left."""
+    store, logged = ranks.store(), ranks.logged()
+    if rank < 4:
+        ranks.init(rank, 4, timeout=timedelta(seconds=20))
+    else:
+        store.wait(["begun"])
+        begin_site(of_two("DDP"), rank)
+    if rank == 5:
+
+        def met(self: Rounds, sync: Any) -> Any:
+            raise OSError("injected")
+
+        Rounds._meet = met  # type: ignore[method-assign]
+    mesh = init_device_mesh("cpu", (1 if rank > 3 else 2, 2), mesh_dim_names=("site", "rank"))["rank"]
+    try:
+        with local_of(model := model_of("DDP", mesh), join=store if rank > 3 else None) as local:
+            while not all_know(local, store, size):
+                store.set("begun", "")
+                time.sleep(0.02)
+                train(model, local._optimizer, rank, [local.steps])
+    except commlayer.CommError as error:
+        store.set(f"refused {rank}", "")
+        return str(error), [line for line in logged if "asks again" in line]
+    return "", []
+
+
+def test_a_fault_of_one_rank_is_not_tried_again() -> None:
+    found = ranks.run(fails_once, 6, environ=ranks.UDP)
+    assert found[:4] == [("", [])] * 4
+    assert found[4:] == [("OSError: injected", [])] * 2

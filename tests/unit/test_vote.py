@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
+from time import sleep
 from typing import Any
 
 import pytest
 from torch.distributed import HashStore
 
+from commlayer.errors import CommError
 from commlayer.frontend.local.vote import NEVER, NO, YES, Vote
 
 SIZE = 3
@@ -59,3 +61,33 @@ def test_none_acts_if_they_must_not() -> None:
 
     assert until_all_agree(votes_of_all(), HashStore(), may) == {NEVER}
     assert asked == [1]
+
+
+class Distant:
+    """A Store whose answers take so long. `fails`: the request that fails."""
+
+    def __init__(self, store: Any, answer_s: float, fails: str = "") -> None:
+        self._store, self._answer_s, self._fails = store, answer_s, fails
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*given: Any) -> Any:
+            sleep(self._answer_s)
+            if self._fails and name == "check" and self._fails in given[0][0]:
+                raise RuntimeError("no answer")
+            return getattr(self._store, name)(*given)
+
+        return call
+
+
+def test_the_ranks_of_a_site_that_is_far_from_the_store_agree() -> None:
+    assert until_all_agree(votes_of_all(), Distant(HashStore(), 0.12)) == {YES}
+
+
+@pytest.mark.parametrize("where", ["late", "verdict"])
+def test_a_store_that_fails_is_an_error_once_the_others_may_act(where: str) -> None:
+    vote, store = Vote(4, 0, 1), Distant(HashStore(), 0.0, where)
+    if where == "late":
+        assert vote.on(store, "begin 3", lambda: True) == NO
+        return
+    with pytest.raises(CommError, match="the others may have acted without place 0"):
+        vote.on(store, "begin 3", lambda: True)

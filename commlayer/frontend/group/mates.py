@@ -38,17 +38,23 @@ class Mates:
             self._store.compare_set("gave up", "", told)
             self._store.set(f"{self._party.own} gave up", "")
 
-    def loss(self, error: BaseException | None, others: Collection[int], patience_s: float) -> str:
-        """The text of an error, if a mate is gone; else it is empty. Looks for it so long. `error`: what this member
-        has found. `others`: the members that may go on."""
+    def loss(self, error: BaseException | None, others: Collection[int] | None, patience_s: float) -> str:
+        """The text of an error, if a mate is gone; else it is empty. Looks for it so long, or until it is clear
+        that all mates live. `error`: what this member has found. `others`: the members that may go
+        on; None: none does, of those that live."""
         begun_s = time.monotonic()
         while not (found := self._died(error)) and (passed_s := time.monotonic() - begun_s) < patience_s:
-            if passed_s > DYING_S and (found := self._gave_up()):
+            if (passed_s > DYING_S and (found := self._gave_up())) or self._is_alone(passed_s):
                 break
             time.sleep(PAUSE_S)
         found = found or self._gave_up()
         if not found:
             return ""
+        if others is None:
+            return (
+                f"rank {self._party.own}: {found}, and a {self._noun} cannot train without one of its ranks; start the "
+                f"job again from a checkpoint"
+            )
         rest = sorted(set(others) - set(self.ranks))
         then = f"rank(s) {_listed(rest)} can go on without it" if rest else "no other rank of the job is alive"
         remedy = "end this process" if rest else "unless these have ended well, start the job again from a checkpoint"
@@ -83,6 +89,13 @@ class Mates:
                 first, cause = json.loads(self._store.get("gave up"))
                 return "" if first == self._party.own else f"rank {first} {self._whose} gave up ({cause})"
         return ""
+
+    def _is_alone(self, passed_s: float) -> bool:
+        """Whether this member was the first to give up, and its mates live: they have followed it, or are on this host,
+        which would have told their end by now."""
+        host = self._party.places[self._party.own][0]
+        here = {mate for mate in self.ranks if passed_s > DYING_S and self._party.places[mate][0] == host}
+        return not self._gave_up() and all(mate in here or self._has_told(mate) for mate in self.ranks)
 
     def _has_told(self, mate: int) -> bool:
         """Whether it has given up by itself."""

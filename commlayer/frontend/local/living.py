@@ -28,7 +28,7 @@ from ..group.mates import DYING_S, Mates
 from ..group.newcomers import JOIN_S, Newcomers, ask, settings_of
 from ..group.party import ATTEMPTS, here
 from .meeting import LOST, is_on_all, on_all
-from .site import Site
+from .site import Site, is_fault
 from .sites import Sites
 from .turns import Turns
 
@@ -181,11 +181,12 @@ class Living:
                 site.agreed(functools.partial(begin, living))
                 living._is_joining = False
                 living._set_timeout(timedelta(seconds=party.timeout_s))
+                site.set_timeout(timedelta(seconds=party.timeout_s))
             except BaseException as error:
                 living.withdraw(error)
                 living.close(ended=False)
-                is_lasting = isinstance(error, (ConfigError, ClosedError)) or is_on_all(error)
-                if is_lasting or not isinstance(error, CommError):
+                is_lasting = isinstance(error, (ConfigError, ClosedError)) or is_on_all(error) or is_fault(error)
+                if is_lasting or not isinstance(error, CommError) or not site.shares(error):
                     raise
                 log.warning("LocalSteps asks again to join: %s", error)
             else:
@@ -328,14 +329,15 @@ class Living:
             self._mates.give_up(error)
             if not self.is_excluded:  # else the others, which meet already, would begin another agreement
                 self._party.survivors().withdraw()
-        self.abort()
+        if not is_on_all(error):
+            self.abort()
 
-    def loss(self, error: BaseException, *, silence_s: float) -> str:
+    def loss(self, error: BaseException, *, silence_s: float, has_begun: bool) -> str:
         """The text of an error, if another rank of this site is gone, and it is not known yet; else it is empty.
-        `silence_s`: how long it looks for one."""
-        if self._party is None or len(self._mates.ranks) == 1 or self.is_excluded:
+        `silence_s`: how long it looks for one. `has_begun`: whether local steps have, without which no site goes on."""
+        if self._party is None or self._site.shares(error) or self.is_excluded:
             return ""
-        rest = set(self._party.members) - self._party.whole(self._dead())
+        rest = set(self._party.members) - self._party.whole(self._dead()) if has_begun else None
         known = None if self._is_apart else error  # its culprit has the number of another job
         return self._mates.loss(known, rest, silence_s)
 

@@ -80,9 +80,8 @@ class LocalSteps:
     site, once local steps have begun, the others go on without it, down to `min_sites` of them; None: they raise
     PeerLostError. A site of several ranks goes as a whole. `uneven`: a site begins a turn as soon as another one does,
     after as many steps as it has made by then; sites count by their steps, or samples. End the loops of uneven sites by
-    `trained`. `quorum`: a site whose
-    loop is late is left out of a sync after a measured grace, while at least so many sites count in it; its steps are
-    sent later. None: the others wait for it.
+    `trained`. `quorum`: a site whose loop is late is left out of a sync after a measured grace, while at least so
+    many sites count in it; its steps are sent later. None: the others wait for it.
 
     `join` is the Store of a job that trains with `min_sites` and the same arguments: this process, which has no WORLD,
     becomes one more site; so do the ranks of a WORLD, if all of them are one site. `with` begins once it has the shared
@@ -236,11 +235,18 @@ class LocalSteps:
                 f"are its site; a site that joins has a WORLD if it has several ranks, and all of that are the site; "
                 f"leave init_process_group to the others, or call it for this site alone"
             )
-        if given.min_sites is None or self._restored is not None:
-            what = "load_state_dict" if self._restored is not None else "min_sites=None"
-            raise ConfigError(f"LocalSteps(join=...) with {what}: a site joins as one of min_sites=, without a state")
-        self._exact = exact = self._equip(None)
-        self._site.separate(None)
+        self._site.separate(None)  # before an error of one rank, which the others would wait for here
+
+        def equip() -> ExactSteps:
+            if given.min_sites is None or self._restored is not None:
+                what = "load_state_dict" if self._restored is not None else "min_sites=None"
+                raise ConfigError(
+                    f"LocalSteps(join=...) with {what}: a site joins as one of min_sites=, without a state"
+                )
+            return self._equip(None)
+
+        self._exact = exact = self._site.agreed(equip)
+        assert given.min_sites is not None  # noqa: S101  # of equip
 
         def begin(living: Living) -> None:
             self._living, self._rank = living, living.party.own
@@ -331,10 +337,10 @@ class LocalSteps:
             if error is None:
                 self._check_own()
                 (self._rounds or exact).leave()
-            elif not is_on_all(error):
+            else:
                 self._give_up(error)
         except BaseException as late:
-            if error is None and not is_on_all(late):
+            if error is None:
                 self._give_up(late)
             error = error or late
             raise
@@ -342,16 +348,21 @@ class LocalSteps:
             self._end(is_over=error is None or is_on_all(error))
 
     def _give_up(self, error: BaseException) -> None:
-        """This rank makes no more steps, and the others need not wait for it. If another rank of its site has died or
-        has given up before, raises PeerLostError: DDP and FSDP2 do not say that."""
+        """This rank makes no more steps, and the others need not wait for it: neither where all raise this error, as
+        some may have found a death instead, and make another group. If another rank of its site has died or has given
+        up before, raises PeerLostError: DDP and FSDP2 do not say that."""
         exact, living = self._begun()
+        if is_on_all(error):
+            living.withdraw(error)
+            return
         if self._rounds is not None:
             self._rounds.halt()  # its thread would go on with syncs, and come to meetings
         living.withdraw(error)
         exact.abort()
         self._site.abort(error)
         is_own = isinstance(error, ConfigError) or not isinstance(error, RuntimeError)
-        if not is_own and (text := living.loss(error, silence_s=self._silence_s)):
+        has_begun = self._rounds is not None
+        if not is_own and (text := living.loss(error, silence_s=self._silence_s, has_begun=has_begun)):
             raise PeerLostError(text) from error
 
     def _begun(self) -> tuple[ExactSteps, Living]:

@@ -97,9 +97,10 @@ class Rounds:
 
     @property
     def _vote(self) -> Vote | None:
-        """That of this site; None: it has one rank."""
-        site, place = self._site.ranks, self._site.place
-        return Vote(site[0], place, len(site)) if len(site) > 1 else None
+        """That of this site; None: it has one rank. A site that has joined has other numbers than in its WORLD."""
+        living, size = self._living, len(self._site.ranks)
+        site = living.party.site_of(living.party.own) if living.goes_on else self._site.ranks
+        return Vote(site[0], self._site.place, size) if size > 1 else None
 
     def close(self) -> None:
         """Ends the thread that listens. Idempotent."""
@@ -404,7 +405,23 @@ class Rounds:
         self.syncs, self._is_listening = -1, True
         self.shared.forget()
         self._joining = joining = Joining(self._transfers, self._load, self.shared.follow)
-        self._meet(None)
+        self._site.agreed(lambda: self._meet(None))
+        try:
+            self._catch_up(joining)
+            told, steps = self._site.told(self._told)[0]  # other places may have that of a later step
+        except ClosedError:
+            raise  # on all of them
+        except BaseException as error:
+            self._site.abort(error)  # the site's other ranks may wait for this one elsewhere
+            raise
+        self._joining = None
+        self.shared.arrive()
+        made = steps - 1  # it was told before the schedule's step
+        self.steps = max(self.turns.steps(self.syncs - 1), made)  # as the others: its syncs begin with theirs
+        return told, self.steps - made
+
+    def _catch_up(self, joining: Joining) -> None:
+        """Makes syncs until this site has all that the others have."""
         together, are_leaving = 0, False
         while are_leaving or self._site.has_any(not joining.is_done):
             while joining.is_full and self._pump(waits=True):
@@ -416,12 +433,6 @@ class Rounds:
                 self._close()
                 raise ClosedError("LocalSteps: the training has ended before this site had its state")
             self._pump()
-        self._joining = None
-        self.shared.arrive()
-        told, steps = self._site.told(self._told)[0]  # other places may have that of a later step
-        made = steps - 1  # it was told before the schedule's step
-        self.steps = max(self.turns.steps(self.syncs - 1), made)  # as the others: its syncs begin with theirs
-        return told, self.steps - made
 
     def _pump(self, *, waits: bool = False) -> bool:
         """Keeps states on their way; whether this site has got on. The sync, too, finds a site that has died. `waits`:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ...errors import CommError, ConfigError
+from ...errors import AbortedError, CommError, ConfigError
 from ..gradients.fsdp import sharded_modules
 from ..group.backend import CommProcessGroup
 from ..group.options import NAME
@@ -115,6 +115,11 @@ class Site:
         assert isinstance(made, CommProcessGroup)  # noqa: S101  # this rank is a member
         self._own = made
 
+    def set_timeout(self, timeout: timedelta) -> None:
+        """That of its operations."""
+        if self._own is not None:
+            self._own.set_timeout(timeout)
+
     def close(self) -> None:
         """Leaves that group. Idempotent."""
         own, self._own = self._own, None
@@ -145,6 +150,8 @@ class Site:
         try:
             result = call()
         except Exception as error:
+            if self.shares(error):
+                raise  # they have agreed on it within `call`
             own = error
         try:
             has_failed = self.has_any(own is not None)
@@ -154,9 +161,9 @@ class Site:
             raise
         if not has_failed:
             return result
-        shown = own if own is None or isinstance(own, CommError) else CommError(f"{type(own).__name__}: {own}")
+        shown = own if own is None or isinstance(own, CommError) else _fault(own)
         faults = [fault for fault in self.told(shown) if fault is not None]
-        gravest = min(faults, key=_is_passing)
+        gravest = min(faults, key=lambda fault: (_is_passing(fault), isinstance(fault, AbortedError)))
         failed = own if own is not None and _kind_of(own) == _kind_of(gravest) else gravest
         vars(failed)["is_on_site"] = True
         raise failed
@@ -194,6 +201,17 @@ class Site:
         for group in self.groups:
             dist.all_reduce(reduced, op, group=group)
         return [float(value) for value in reduced.tolist()]
+
+
+def _fault(error: Exception) -> CommError:
+    found = CommError(f"{type(error).__name__}: {error}")
+    vars(found)["is_fault"] = True
+    return found
+
+
+def is_fault(error: BaseException) -> bool:
+    """Whether ranks of a site share this error because one of them had an error that is not commlayer's."""
+    return bool(vars(error).get("is_fault"))
 
 
 def _kind_of(error: BaseException) -> tuple[type[BaseException], bool]:

@@ -39,6 +39,7 @@ class StandIn:
         """Those that were begun on behalf of the loop."""
         self._is_acting = False  # since the loop's latest step
         self._refused = -1  # the latest turn in which too many other sites are late
+        self._claimed = -1, 0  # the latest turn for which this rank has asked, and which site of that turn it was
         self._all_leave = False  # all other sites but those that are late
         self._failure: BaseException | None = None
 
@@ -110,15 +111,23 @@ class StandIn:
         most = self._rounds.sites - self._quorum
         if most < 1 or self._refused == turn:
             return False
-        return self._is_carried(store, f"begin {turn}", lambda: bool(store.add(f"late {turn}", 1) <= most))
+
+        def may() -> bool:
+            if self._claimed[0] != turn:  # else a vote has failed since, and the site has its place already
+                self._claimed = turn, store.add(f"late {turn}", 1)
+            return self._claimed[1] <= most
+
+        return self._is_carried(store, f"begin {turn}", may)
 
     def _is_carried(self, store: Any, action: str, may: Callable[[], bool]) -> bool:
         """Whether the threads of all ranks of this site do this now. `may`: asked on one of them."""
-        vote = self._vote
-        try:
-            found = (YES if may() else NEVER) if vote is None else vote.on(store, action, may)
-        except RuntimeError:  # the Store is gone, as the bell will notice
-            return False
+        if self._vote is not None:
+            found = self._vote.on(store, action, may)
+        else:
+            try:
+                found = YES if may() else NEVER
+            except RuntimeError:  # the Store is gone, as the bell will notice
+                return False
         if found == NEVER:
             self._refused = self._rounds.syncs
         return found == YES

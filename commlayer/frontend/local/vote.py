@@ -11,8 +11,16 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from ...errors import CommError
+
 HOLD_S = 0.1
-"""How long a thread keeps its loop out of `step()` for the others of its site, and several answers of the Store."""
+"""How long a thread keeps its loop out of `step()` for the others of its site, at least."""
+
+HOLD_ANSWERS = 8
+"""And as long as so many answers of the Store take: the others may need two to come, and the one that asks four."""
+
+HOLD_MOST_S = 2.0
+"""At most: an answer may be late by chance."""
 
 PAUSE_S = 0.002
 
@@ -29,19 +37,44 @@ class Vote:
 
     def on(self, store: Any, action: str, may: Callable[[], bool]) -> str:
         """How the vote on an action ends, which all ranks of the site act on at most once: `YES`, `NO` or `NEVER`. The
-        caller keeps its loop out of `step()`. `may`: asked on one rank, once all keep theirs: whether they must act.
-        Raises RuntimeError without a Store."""
+        caller keeps its loop out of `step()`. `may`: whether they must act; asked on one rank, always the same, once
+        all keep theirs, and again after a `NO`. Raises CommError if the Store fails then: the others may act."""
         if action != self._action:
             self._action, self._attempt, self._is_told = action, 0, False
         name = f"site {self._site} {action} {self._attempt}"
-        verdict = f"{name} verdict"
-        if not self._is_told:
-            store.set(f"{name} late {self._place}", "")
-            self._is_told = True
-        if not self._all(store, f"{name} late"):
+        hold_s = self._asked_s(store, f"{name} late")
+        if hold_s is None:
             return NO
+        try:
+            found = self._held(store, name, hold_s, may)
+        except RuntimeError as error:
+            raise CommError(
+                f"LocalSteps: the Store has failed while the ranks of this site decided on {action!r}, so the others "
+                f"may have acted without place {self._place}: look at the process that serves it. ({error})"
+            ) from error
+        if found == NO:
+            self._attempt, self._is_told = self._attempt + 1, False
+        return found
+
+    def _asked_s(self, store: Any, name: str) -> float | None:
+        """How long this rank keeps its loop, if all find theirs late. None: not all, or there is no Store, as the bell
+        will notice."""
+        try:
+            if not self._is_told:
+                store.set(f"{name} {self._place}", "")
+                self._is_told = True
+            asked_s = time.monotonic()
+            are_late = self._all(store, name)
+            answer_s = time.monotonic() - asked_s
+        except RuntimeError:
+            return None
+        return min(max(HOLD_S, HOLD_ANSWERS * answer_s), HOLD_MOST_S) if are_late else None
+
+    def _held(self, store: Any, name: str, hold_s: float, may: Callable[[], bool]) -> str:
+        """The verdict, once this rank keeps its loop."""
+        verdict = f"{name} verdict"
         store.set(f"{name} holds {self._place}", "")
-        end_s = time.monotonic() + HOLD_S
+        end_s = time.monotonic() + hold_s
         while not store.check([verdict]):
             if self._place == 0 and self._all(store, f"{name} holds"):
                 store.compare_set(verdict, "", YES if may() else NEVER)
@@ -49,10 +82,7 @@ class Vote:
                 store.compare_set(verdict, "", NO)
             else:
                 time.sleep(PAUSE_S)
-        found = str(store.get(verdict).decode())
-        if found == NO:
-            self._attempt, self._is_told = self._attempt + 1, False
-        return found
+        return str(store.get(verdict).decode())
 
     def _all(self, store: Any, name: str) -> bool:
         return bool(store.check([f"{name} {place}" for place in range(self._size)]))
