@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
 
 import commlayer
 from commlayer.frontend.local import grace, kept
@@ -125,6 +127,26 @@ def test_a_site_of_several_ranks_is_late_as_a_whole(layout: str) -> None:
     found = check(plan, environ=ranks.UDP)
     assert len(found) == 6
     assert {(process // 2, turn) for process, turn in away[:4]} <= set(left_out(found[0]))
+
+
+@ranks.on(4, environ=ranks.NETWORK)
+def test_a_rank_that_is_away_before_its_step_is_waited_for(rank: int, size: int) -> None:
+    """Its neighbour has made that step, and waits in DDP: no thread may act for the two of them."""
+    quick()
+    ranks.init(rank, size, timeout=timedelta(seconds=20))
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("site", "rank"))
+    model = DistributedDataParallel(nn.Linear(8, 4), process_group=mesh.get_group("rank"))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with commlayer.LocalSteps(model, optimizer, every=8, quorum=1) as local:
+        while local.trained < 120:
+            model(torch.ones(2, 8)).square().mean().backward()
+            if rank == 2 and local.steps in (17, 18, 19, 20):
+                time.sleep(0.5)
+            optimizer.step()
+            optimizer.zero_grad()
+            time.sleep(0.01)
+    assert equal_on_all(torch.cat([parameter.detach().flatten() for parameter in model.parameters()]))
+    dist.destroy_process_group()
 
 
 def test_a_rank_dies_while_another_site_is_late() -> None:

@@ -19,7 +19,7 @@ SIZE = 3
 def voted(votes: list[Vote], store: Any, places: Collection[int], may: Callable[[], bool] = lambda: True) -> list[str]:
     """One attempt of these places."""
     with ThreadPoolExecutor(SIZE) as pool:
-        return list(pool.map(lambda place: votes[place].on(store, "begin 3", may), places))
+        return list(pool.map(lambda place: votes[place].on(store, "begin 3", 7, may), places))
 
 
 def until_all_agree(votes: list[Vote], store: Any, may: Callable[[], bool] = lambda: True) -> set[str]:
@@ -50,6 +50,24 @@ def test_a_loop_that_comes_back_makes_it_fail(fast: int) -> None:
     assert voted(votes, store, others) == [NO, NO]
     assert voted(votes, store, others) == [NO, NO]
     assert until_all_agree(votes, store) == {YES}
+
+
+def test_none_acts_while_their_loops_have_made_other_steps() -> None:
+    """A rank that is away between its backward pass and `step()` has neighbours that have made that step."""
+    votes, store, asked = votes_of_all(), HashStore(), list[int]()
+
+    def may() -> bool:
+        asked.append(1)
+        return True
+
+    def attempt(steps: list[int]) -> set[str]:
+        with ThreadPoolExecutor(SIZE) as pool:
+            return set(pool.map(lambda place: votes[place].on(store, "begin 3", steps[place], may), range(SIZE)))
+
+    for _ in range(5):
+        assert attempt([7, 8, 8]) == {NO}
+    assert not asked
+    assert YES in [found for _ in range(50) for found in attempt([8, 8, 8])]
 
 
 def test_none_acts_if_they_must_not() -> None:
@@ -87,7 +105,7 @@ def test_the_ranks_of_a_site_that_is_far_from_the_store_agree() -> None:
 def test_a_store_that_fails_is_an_error_once_the_others_may_act(where: str) -> None:
     vote, store = Vote(4, 0, 1), Distant(HashStore(), 0.0, where)
     if where == "late":
-        assert vote.on(store, "begin 3", lambda: True) == NO
+        assert vote.on(store, "begin 3", 7, lambda: True) == NO
         return
     with pytest.raises(CommError, match="the others may have acted without place 0"):
-        vote.on(store, "begin 3", lambda: True)
+        vote.on(store, "begin 3", 7, lambda: True)

@@ -1,5 +1,5 @@
 """`StandIn`: takes part in syncs on behalf of a loop that is late, so that the other sites need not wait for it. A site
-of several ranks is late when all their loops are: the ranks vote on that.
+of several ranks is late when all their loops are, at the same step: the ranks vote on that.
 
 The process of the site is alive: only its loop does not come to `step()`, as its data or its disk are slow. After a
 grace the thread of the bell begins the sync. The site counts nothing in it, and its change stays in its weights. The
@@ -122,7 +122,7 @@ class StandIn:
     def _is_carried(self, store: Any, action: str, may: Callable[[], bool]) -> bool:
         """Whether the threads of all ranks of this site do this now. `may`: asked on one of them."""
         if self._vote is not None:
-            found = self._vote.on(store, action, may)
+            found = self._vote.on(store, action, self._rounds.steps, may)
         else:
             try:
                 found = YES if may() else NEVER
