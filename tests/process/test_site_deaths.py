@@ -128,7 +128,8 @@ def test_the_others_of_a_site_name_the_dead_one(layout: str, where: str, backend
     for text in found[size // 2 : -1]:
         assert f"rank(s) {size - 1} of its site, {mates}, died or ended, and a site cannot train without" in text
         if where != "the end":  # then they may have ended, too
-            assert f"rank(s) {', '.join(map(str, range(size // 2)))} can go on without it; end this process" in text
+            others = ", ".join(map(str, range(size // 2)))
+            assert f"rank(s) {others} go on without it, if they are enough; end this process" in text
 
 
 def stops(rank: int, size: int, layout: str, backend: str) -> str:

@@ -214,7 +214,7 @@ class Rows(World):
             raise PeerLostError(
                 self.loss(error)
                 or f"rank {self.own}: the group of its row, {_listed(self.row)}, has failed, and a row cannot train "
-                f"without it; the others can go on without this row; end this process ({error})"
+                f"without it; the others go on without this row, if they are enough; end this process ({error})"
             ) from error
         return [list(each) for each in told.tolist()]
 

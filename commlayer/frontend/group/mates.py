@@ -56,7 +56,11 @@ class Mates:
                 f"job again from a checkpoint"
             )
         rest = sorted(set(others) - set(self.ranks))
-        then = f"rank(s) {_listed(rest)} can go on without it" if rest else "no other rank of the job is alive"
+        then = (
+            f"rank(s) {_listed(rest)} go on without it, if they are enough"
+            if rest
+            else "no other rank of the job is alive"
+        )
         remedy = "end this process" if rest else "unless these have ended well, start the job again from a checkpoint"
         return (
             f"rank {self._party.own}: {found}, and a {self._noun} cannot train without one of its ranks; {then}; "
