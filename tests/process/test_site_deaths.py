@@ -41,7 +41,7 @@ def taken(plan: Plan) -> dict[int, list[int]]:
 @pytest.mark.parametrize(
     "wire", [pytest.param(ranks.UDP, id="udp"), pytest.param({}, id="shm", marks=pytest.mark.slow)]
 )
-@pytest.mark.parametrize("seed", [1000, 1001, 1002])
+@pytest.mark.parametrize("seed", [1000, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1001, 1002))])
 def test_drawn_deaths(seed: int, wire: dict[str, str]) -> None:
     check(local_deaths.random_site_plan(seed), environ=wire)
 
@@ -117,7 +117,12 @@ def dies(rank: int, size: int, layout: str, where: str, backend: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("layout", "backend"), [("DDP", "commlayer"), ("DDP", "gloo"), ("FSDP2", "commlayer"), ("HSDP", "commlayer")]
+    ("layout", "backend"),
+    [
+        ("DDP", "gloo"),
+        ("FSDP2", "commlayer"),
+        *(pytest.param(layout, "commlayer", marks=pytest.mark.slow) for layout in ("DDP", "HSDP")),
+    ],
 )
 @pytest.mark.parametrize("where", WHERE)
 def test_the_others_of_a_site_name_the_dead_one(layout: str, where: str, backend: str) -> None:

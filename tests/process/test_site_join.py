@@ -42,7 +42,11 @@ def counted_at(report: Report) -> list[int]:
     "wire", [pytest.param({}, id="shm", marks=pytest.mark.slow), pytest.param(ranks.UDP, id="udp")]
 )
 @pytest.mark.parametrize("layout", ["DDP", "FSDP2"])
-@pytest.mark.parametrize("more", [{}, {"codec": "int4-int8", "outer": (0.7, 0.6)}], ids=str)
+@pytest.mark.parametrize(
+    "more",
+    [pytest.param({}, marks=pytest.mark.slow), {"codec": "int4-int8", "outer": (0.7, 0.6)}],
+    ids=str,
+)
 def test_a_site_joins_and_counts(wire: dict[str, str], layout: str, more: dict[str, Any]) -> None:
     found = check(of_two(layout, has_buffers=True, **more), environ=wire)
     assert {process: report.number for process, report in found.items()} == {each: each for each in range(6)}
