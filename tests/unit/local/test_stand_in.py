@@ -18,14 +18,14 @@ class Failing:
     def __init__(self, times: int) -> None:
         self._times = times
 
-    def on(self, _store: Any, _action: str, may: Callable[[], bool]) -> str:
+    def on(self, _store: Any, _action: str, _steps: int, may: Callable[[], bool]) -> str:
         assert may()
         self._times -= 1
         return YES if self._times < 0 else NO
 
 
 def test_votes_that_fail_use_up_no_place_of_another_site() -> None:
-    rounds: Any = SimpleNamespace(sites=4, syncs=5)
+    rounds: Any = SimpleNamespace(sites=4, syncs=5, steps=20)
     store, first, second = HashStore(), Failing(3), Failing(1)
     sites = [StandIn(rounds, 2, vote) for vote in (first, second)]  # type: ignore[arg-type]  # it has what is asked for
     assert [sites[0]._granted(store, 5) for _ in range(4)] == [False, False, False, True]
