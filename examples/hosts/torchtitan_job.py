@@ -42,9 +42,7 @@ def train(model: Any, overrides: list[str], **degrees: int) -> tuple[list[float]
         trainer = Trainer(config)
         trainer.metrics_processor.log = lambda _, loss, *__, **___: losses.append(float(loss))
         trainer.train()
-    return losses, sum(
-        parameter.full_tensor().double().sum().item() for parameter in trainer.model_parts[0].parameters()
-    )
+    return losses, sum(each.full_tensor().double().sum().item() for each in trainer.model_parts[0].parameters())
 
 
 if __name__ == "__main__":
