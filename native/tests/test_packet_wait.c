@@ -149,12 +149,7 @@ TEST(test_many_threads_wait)
 {
     SCOPED_WORLD world = open_world(2, "udp", 0);
     SCOPED_TEAM team = open_team(&world, 1, false);
-    struct talk talks[2 * THREADS];
-    start_echoes(&team, talks);
-    for (uint32_t i = 0; i < 2 * THREADS; i++) {
-        pthread_join(talks[i].thread, NULL);
-        CHECK_EQ(talks[i].status, CL_OK);
-    }
+    check_echoes(&team);
 }
 
 /* Collectives of both kinds: those that wait within their call, and those that are waited for later. */

@@ -59,3 +59,13 @@ static inline void start_echoes(struct team *team, struct talk *talks)
         pthread_create(&talks[i].thread, NULL, echo, &talks[i]);
     }
 }
+
+static inline void check_echoes(struct team *team)
+{
+    struct talk talks[2 * THREADS];
+    start_echoes(team, talks);
+    for (uint32_t i = 0; i < 2 * THREADS; i++) {
+        pthread_join(talks[i].thread, NULL);
+        CHECK_EQ(talks[i].status, CL_OK);
+    }
+}
