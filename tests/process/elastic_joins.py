@@ -28,7 +28,7 @@ from torch.distributed.fsdp import fully_shard
 
 import commlayer
 from commlayer.frontend.elastic import averages
-from commlayer.frontend.group import joining, transfer
+from commlayer.frontend.group import kept, transfer
 from commlayer.frontend.group.parts import part_of
 from tests import ranks
 
@@ -190,7 +190,7 @@ def train(rank: int, size: int, plan: Plan) -> Report:
     if plan.piece_s:
         slow(plan.piece_s)
     if plan.kept:
-        vars(joining).update(KEPT_BYTES=0, KEPT_LEAST=plan.kept)
+        vars(kept).update(KEPT_BYTES=0, KEPT_LEAST=plan.kept)
     seed = plan.seed + 1000 * rank * joins
     store: Any = ranks.store()
     pauses = random.Random(f"{plan.seed} {rank}")

@@ -30,8 +30,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import commlayer
 from commlayer.compress.fine import Fine
-from commlayer.frontend.group import transfer
-from commlayer.frontend.local import grace, kept, local_steps
+from commlayer.frontend.group import kept, transfer
+from commlayer.frontend.local import grace, training
 from commlayer.frontend.local.arguments import CODECS
 from commlayer.frontend.local.fragment import fragments_of
 from commlayer.frontend.local.outer import PLAIN, Outer
@@ -142,6 +142,8 @@ class Report:
     """Its own."""
     taken: list[int]
     """The turns of the syncs whose outcome came from another site, after a death."""
+    missed: list[int]
+    """The turns of the syncs that began while the loop was away."""
 
 
 AWAY_S = 2.0
@@ -281,7 +283,7 @@ def train(process: int, size: int, plan: Plan, folder: str) -> Report | str | No
     """Returns a report; why a process could not join, or cannot go on; None of one that was stopped."""
     joins, store = process >= plan.size, ranks.store()
     Watched.plan, Watched.folder, Watched.process = plan, Path(folder), process
-    vars(local_steps)["Rounds"] = Watched
+    vars(training)["Rounds"] = Watched
     if plan.hosts is not None:
         joining_of_groups.group_hosts = functools.partial(_hosts_of, plan.hosts)
     if plan.is_slow or plan.last_piece is not None:
@@ -308,10 +310,10 @@ def train(process: int, size: int, plan: Plan, folder: str) -> Report | str | No
         join=store if joins else None,
     )  # fmt: skip
     pauses = random.Random(f"{plan.seed} {process}")
-    made = 0
+    made, missed = 0, list[int]()
     try:
         with local:
-            rounds: Any = local._rounds
+            rounds: Any = local._training.rounds
             while local.trained < plan.size * plan.steps if plan.is_uneven else local.steps < plan.steps:
                 if (process, made) in plan.stops:
                     raise Stopped
@@ -321,8 +323,9 @@ def train(process: int, size: int, plan: Plan, folder: str) -> Report | str | No
                 asked = plan.size + plan.width * sum(turn < local.syncs for turn in plan.joins)
                 is_awaited = plan.waits and len(local.ranks) < asked
                 away_s = time.monotonic() + AWAY_S
-                while (process, local.syncs) in plan.away and time.monotonic() < away_s:
+                while (process, turn := local.syncs) in plan.away and time.monotonic() < away_s:
                     time.sleep(0.002)
+                    missed += [turn] if local.syncs > turn else []
                 time.sleep(0.2 if is_awaited else pauses.uniform(0, plan.pauses_s[process]))
                 make_step(plan, model, optimizer, process, made)
                 net.mean += 1 + process
@@ -351,6 +354,7 @@ def train(process: int, size: int, plan: Plan, folder: str) -> Report | str | No
         rounds.ended,
         made,
         rounds.taken,
+        missed,
     )
 
 
@@ -392,6 +396,8 @@ def check(plan: Plan, **options: Any) -> dict[int, Report]:
     for report in lived.values():
         assert report.syncs.items() <= first.syncs.items(), "a sync that not all have applied"
         assert list(report.syncs) == list(first.syncs)[-len(report.syncs) :], "a sync that not all have applied"
+        late = {turn for site, turn in left_out(first) if site == report.number // plan.width}
+        assert late >= set(report.missed), "a loop that is away counts"
     for place in range(plan.width):
         here = {process: report for process, report in lived.items() if report.number % plan.width == place}
         one = next((report for process, report in here.items() if process < plan.size), None)
@@ -446,7 +452,7 @@ def check_sums(plan: Plan, one: Report, here: Mapping[int, Report], sent: Mappin
 
 
 def left_out(report: Report) -> list[tuple[int, int]]:
-    """(number, turn) of the sites that did not count in a sync."""
+    """(site, turn) of the sites that did not count in a sync."""
     return [
         (member, turn)
         for turn, ended in report.syncs.items()
@@ -505,15 +511,8 @@ def random_plan(seed: int) -> Plan:
     is_uneven = draw.random() < 0.3
     return Plan(
         seed,
-        every=every,
-        fragments=fragments,
-        delay=draw.randint(0, -(-every // fragments)),
-        codec=draw.choice(CODECS) if weights is None and not is_uneven else "none",
-        weights=weights,
+        **form_of(draw, every, fragments, weights, size, is_uneven=is_uneven),
         steps=steps,
-        has_buffers=draw.random() < 0.5,
-        is_uneven=is_uneven,
-        pauses_s=tuple(draw.uniform(0.0, 0.008 if is_uneven else 0.002) for _ in range(size)),
         kills=tuple(kills),
         stops=tuple(stops),
         joins=joins,
@@ -522,6 +521,22 @@ def random_plan(seed: int) -> Plan:
         kept=draw.choice([2, 8]),
         waits=draw.random() < 0.8,
     )
+
+
+def form_of(
+    draw: random.Random, every: int, fragments: int, weights: tuple[int, ...] | None, size: int, *, is_uneven: bool
+) -> dict[str, Any]:
+    """How random sites exchange their fragments."""
+    return {
+        "every": every,
+        "fragments": fragments,
+        "delay": draw.randint(0, -(-every // fragments)),
+        "codec": draw.choice(CODECS) if weights is None and not is_uneven else "none",
+        "weights": weights,
+        "has_buffers": draw.random() < 0.5,
+        "is_uneven": is_uneven,
+        "pauses_s": tuple(draw.uniform(0.0, 0.008 if is_uneven else 0.002) for _ in range(size)),
+    }
 
 
 def random_site_plan(seed: int) -> Plan:
@@ -552,15 +567,8 @@ def random_site_plan(seed: int) -> Plan:
         sites,
         draw.choice(["DDP", "FSDP2"]),
         width,
-        every=every,
-        fragments=fragments,
-        delay=draw.randint(0, -(-every // fragments)),
-        codec=draw.choice(CODECS) if weights is None and not is_uneven else "none",
-        weights=weights,
+        **form_of(draw, every, fragments, weights, size, is_uneven=is_uneven),
         steps=steps,
-        has_buffers=draw.random() < 0.5,
-        is_uneven=is_uneven,
-        pauses_s=tuple(draw.uniform(0.0, 0.008 if is_uneven else 0.002) for _ in range(size)),
         kills=tuple(kills),
         stops=tuple(stops),
         joins=(asks,) * joins,

@@ -97,7 +97,7 @@ def test_a_second_training_hears_no_bell_of_the_first(rank: int, size: int, give
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         with commlayer.LocalSteps(model, optimizer, 4, 2, codec="none", **given) as local:
             time.sleep(0.3)  # far longer than the thread waits between two looks
-            assert not local._rounds._bell.rung(0)  # type: ignore[union-attr]
+            assert not local._training.rounds._bell.rung(0)  # type: ignore[union-attr]
             dist.barrier()
             for step in range(8):
                 model.step(optimizer, rank, step)

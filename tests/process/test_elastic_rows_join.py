@@ -112,6 +112,22 @@ PHASES: dict[str, tuple[Any, str, int]] = {
 made."""
 
 
+def _trained(job: Any, model: Any, epochs: int, before: Callable[[], Any] = lambda: None) -> str:
+    """Steps of 0.02 s and more; `before` is called in each. The text of a PeerLostError."""
+    try:
+        with job:
+            sampler = job.sampler(range(64), 16, by_speed=False)
+            while sampler.epoch < epochs:
+                for share in sampler:
+                    time.sleep(0.02)
+                    before()
+                    loss_of(model, share).backward()
+                    job.step()
+    except commlayer.PeerLostError as error:
+        return str(error)
+    return ""
+
+
 def _die_at(rank: int, size: int, phase: str, victim: int) -> tuple[str, list[int], int, str]:
     elastic_joins.slow(0.02)
     model, optimizer, schedule, job = begin(rank)
@@ -120,18 +136,8 @@ def _die_at(rank: int, size: int, phase: str, victim: int) -> tuple[str, list[in
         after(owner, name, die, times=times)
     elif rank == victim:
         setattr(owner, name, die)
-    text = ""
     ranks.meet("begun", size)
-    try:
-        with job:
-            sampler = job.sampler(range(64), 16, by_speed=False)
-            while sampler.epoch < 30:
-                for share in sampler:
-                    time.sleep(0.02)
-                    loss_of(model, share).backward()
-                    job.step()
-    except commlayer.PeerLostError as error:
-        text = str(error)
+    text = _trained(job, model, 30)
     members = [] if text else job.members
     return digest_of(model, optimizer, schedule), members, job.steps, text
 
@@ -355,20 +361,8 @@ def test_rows_of_another_store_take_over_from_those_that_leave() -> None:
 def _die_in_the_forward_pass(rank: int, size: int) -> tuple[list[int], str]:
     """Rank 5 does, once it computes."""
     model, _, _, job = begin(rank)
-    text = ""
     ranks.meet("begun", size)
-    try:
-        with job:
-            sampler = job.sampler(range(64), 16, by_speed=False)
-            while sampler.epoch < 20:
-                for share in sampler:
-                    time.sleep(0.02)
-                    if rank == 5 and job.steps == 60:
-                        die()
-                    loss_of(model, share).backward()
-                    job.step()
-    except commlayer.PeerLostError as error:
-        text = str(error)
+    text = _trained(job, model, 20, lambda: die() if (rank, job.steps) == (5, 60) else None)
     return job.members, text
 
 

@@ -235,7 +235,7 @@ def not_all_see(rank: int, size: int) -> str:
     store: Any = ranks.store()
     try:
         with begin(model := Net(), min_sites=1) as local:
-            rounds: Any = local._rounds
+            rounds: Any = local._training.rounds
             outcome = rounds._outcome
             errors: list[commlayer.CommError] = [commlayer.PeerLostError("another rank died")]
             if rank == 0:

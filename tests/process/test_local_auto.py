@@ -128,7 +128,7 @@ def decide(rank: int, size: int, step_s: float, rate: float, restores: bool) -> 
                 assert (local.steps, local.syncs) == (20, syncs)
                 train(model, optimizer, rank, range(20, 26))
         assert equal_on_all(values(model))
-        return explained, syncs, str(local._given.every)
+        return explained, syncs, str(local._training.given.every)
 
 
 def test_auto_stays_exact_on_a_fast_link_and_says_so() -> None:
@@ -287,8 +287,8 @@ def test_a_step_ends_when_its_gradients_are_on_the_host(rank: int, size: int) ->
         patch.setattr(Bucket, "fill", slow)
         with commlayer.LocalSteps(model, optimizer, exact_steps=100) as local:
             train(model, optimizer, rank, range(3))
-            assert local._exact is not None
-            assert local._exact._step_s == [1.0] * 2
+            assert local._training.exact is not None
+            assert local._training.exact._step_s == [1.0] * 2
 
 
 @ranks.on(2, ranks.run_job, environ=ranks.NETWORK)

@@ -154,7 +154,7 @@ def test_samples_that_are_no_count(rank: int, size: int, count: Any) -> None:
 def test_shared_weights_that_differ(rank: int, size: int) -> None:
     def spoil(step: int, local: Any) -> None:
         if (rank, step) == (2, 0):
-            local._rounds.shared.fragments[1].shared[7] += 1e-6
+            local._training.rounds.shared.fragments[1].shared[7] += 1e-6
 
     with pytest.raises(commlayer.CommError, match=r"sync 1: the shared weights of rank 2 are not those of the others"):
         run(Net(), rank, 8, spoil)

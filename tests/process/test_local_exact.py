@@ -40,8 +40,8 @@ def exact(model: nn.Module, optimizer: torch.optim.Optimizer, **arguments: Any) 
 
 def averages_of(local: commlayer.LocalSteps) -> int:
     """How often it has averaged."""
-    assert local._exact is not None
-    return local._exact.averages
+    assert local._training.exact is not None
+    return local._training.exact.averages
 
 
 class Drawn(nn.Module):
@@ -185,8 +185,8 @@ def test_a_codec_has_the_bits_of_the_hook(rank: int, size: int, codec: str, buck
                 train(model, optimizers[0], rank, [step])
                 train(other, optimizers[1], rank, [step])
                 assert torch.equal(values(model), values(other)), step
-            assert local._exact is not None
-            assert len(local._exact._buckets) == buckets
+            assert local._training.exact is not None
+            assert len(local._training.exact._buckets) == buckets
             assert f"10 exact steps so far; gradients travel in {codec.replace('none', 'float32')}" in local.explain()
     assert equal_on_all(values(model))
 
@@ -391,14 +391,14 @@ def trained(rank: int, codec: str, lab: FakeGpu | None) -> Tensor:
     with pytest.MonkeyPatch.context() as patch, exact(model, optimizer, policy=policy) as local:
         patch.setattr(bucket, "BYTES", BYTES)
         if lab is not None:
-            assert local._exact is not None
-            lab.stage(local._exact._group)
+            assert local._training.exact is not None
+            lab.stage(local._training.exact._group)
             patch.setattr(Bucket, "fill", fill)
             patch.setattr(Started, "wait", ordered)
         train(model, optimizer, rank, range(6))
         assert equal_on_all(values(model))
-        assert local._exact is not None
-        assert bool(local._exact.state.in_flight._steps) == (lab is not None)
+        assert local._training.exact is not None
+        assert bool(local._training.exact.state.in_flight._steps) == (lab is not None)
     return values(model)
 
 

@@ -89,7 +89,7 @@ def _lonely(rank: int, size: int) -> str:
                 train(local._model, local._optimizer, rank, [step])
                 store.set("begun", "")
                 time.sleep(0.02)
-                if local._living is not None and local._living.listening:
+                if local._training.living is not None and local._training.living.listening:
                     os.kill(os.getpid(), signal.SIGKILL)
     except commlayer.PeerLostError as error:
         return str(error)

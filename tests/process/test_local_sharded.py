@@ -163,7 +163,7 @@ def check(rank: int, drawn: Program, mesh: Any) -> None:
                 with local.averaged(), of_parts.averaged(), other.averaged():
                     found = losses_of(rank, [model, alone], step)
                     parts.check_equal(drawn)
-                    assert local._rounds is None or equal_on_all(values(model)), drawn
+                    assert local._training.rounds is None or equal_on_all(values(model)), drawn
                 after = losses_of(rank, [model, alone], step)
                 assert before == after, drawn
                 for ours, theirs in [before, found] if compares_whole else []:

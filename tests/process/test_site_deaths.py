@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -86,6 +87,35 @@ def site_model(layout: str, rank: int, sites: int, backend: str = "commlayer") -
     return model
 
 
+Error = type[BaseException] | tuple[type[BaseException], ...]
+
+
+def trained(
+    rank: int,
+    model: Any,
+    before: Callable[[Any, int], Any],
+    *,
+    min_sites: int = 1,
+    steps: int = 12,
+    error: Error = commlayer.PeerLostError,
+    **given: Any,
+) -> str:
+    """Calls `before` with the LocalSteps and the number of each step. Returns "went on", or the text of the `error`."""
+    try:
+        with begin(model, min_sites=min_sites, **given) as local:
+            for step in range(steps):
+                before(local, step)
+                train(model, local._optimizer, rank, [step])
+    except error as found:
+        return str(found)
+    return "went on"
+
+
+def dies_at(rank: int, *when: tuple[int, int]) -> Callable[[Any, int], None]:
+    """For `trained`: these ranks die before these steps."""
+    return lambda _, step: die() if (rank, step) in when else None
+
+
 WHERE = ("the forward pass", "a step", "the end")
 
 
@@ -101,7 +131,7 @@ def dies(rank: int, size: int, layout: str, where: str, backend: str) -> str:
     try:
         with local:
             if rank == size - 1 and where == "the end":
-                vars(local._rounds)["leave"] = die
+                vars(local._training.rounds)["leave"] = die
             for step in range(12):
                 if (rank, step) == (size - 1, 6) and where == "the forward pass":
                     die()
@@ -141,16 +171,15 @@ def stops(rank: int, size: int, layout: str, backend: str) -> str:
     """The last rank raises an exception, and lives on for a while."""
     ranks.init(rank, size, timeout=timedelta(seconds=20))
     model = site_model(layout, rank, 2, backend)
-    try:
-        with begin(model, min_sites=1) as local:
-            for step in range(12):
-                if (rank, step) == (size - 1, 7):
-                    local._optimizer.register_step_pre_hook(stop)
-                train(model, local._optimizer, rank, [step])
-    except (commlayer.PeerLostError, Stopped) as error:
-        ranks.meet("stopped", 2) if rank > 1 else None
-        return str(error)
-    return "went on"
+
+    def before(local: Any, step: int) -> None:
+        if (rank, step) == (size - 1, 7):
+            local._optimizer.register_step_pre_hook(stop)
+
+    found = trained(rank, model, before, error=(commlayer.PeerLostError, Stopped))
+    if rank > 1 and found != "went on":
+        ranks.meet("stopped", 2)
+    return found
 
 
 def stop(*_: Any) -> None:
@@ -169,16 +198,7 @@ def test_the_others_of_a_site_get_the_text_of_an_exception(layout: str, backend:
 def hangs(rank: int, size: int) -> str:
     """Rank 3 does not come to a sync within the timeout; its mate waits for it in DDP."""
     ranks.init(rank, size, timeout=timedelta(seconds=3))
-    model = site_model("DDP", rank, 3)
-    try:
-        with begin(model, min_sites=1) as local:
-            for step in range(12):
-                train(model, local._optimizer, rank, [step])
-                if (rank, step) == (3, 5):
-                    time.sleep(8.0)
-    except commlayer.PeerLostError as error:
-        return str(error)
-    return "went on"
+    return trained(rank, site_model("DDP", rank, 3), lambda _, step: time.sleep(8.0 * ((rank, step) == (3, 6))))
 
 
 def test_a_rank_that_hangs_costs_its_site() -> None:
@@ -190,16 +210,7 @@ def test_a_rank_that_hangs_costs_its_site() -> None:
 
 def dies_in_exact_steps(rank: int, size: int) -> str:
     ranks.init(rank, size, timeout=timedelta(seconds=20))
-    model = site_model("DDP", rank, 2)
-    try:
-        with begin(model, min_sites=1, exact_steps=50) as local:
-            for step in range(12):
-                if (rank, step) == (3, 6):
-                    die()
-                train(model, local._optimizer, rank, [step])
-    except commlayer.PeerLostError as error:
-        return str(error)
-    return "went on"
+    return trained(rank, site_model("DDP", rank, 2), dies_at(rank, (3, 6)), exact_steps=50)
 
 
 def test_a_death_in_exact_steps_is_no_fault_of_the_other_site() -> None:
@@ -217,16 +228,12 @@ def fails_alone(rank: int, size: int) -> str:
     """The last rank finds an error of its own, of the kind that torch raises. Its mate hears of it long before the
     peer timeout, which would be too long for this test."""
     ranks.init(rank, size, timeout=timedelta(seconds=20))
-    model = site_model("DDP", rank, 2)
-    try:
-        with begin(model, min_sites=1) as local:
-            for step in range(12):
-                if (rank, step) == (3, 6):
-                    raise RuntimeError("out of memory")
-                train(model, local._optimizer, rank, [step])
-    except RuntimeError as error:
-        return str(error)
-    return "went on"
+
+    def before(_: Any, step: int) -> None:
+        if (rank, step) == (3, 6):
+            raise RuntimeError("out of memory")
+
+    return trained(rank, site_model("DDP", rank, 2), before, error=RuntimeError)
 
 
 def test_an_error_of_one_rank_leaves_with_at_once() -> None:
@@ -239,16 +246,7 @@ def test_an_error_of_one_rank_leaves_with_at_once() -> None:
 
 def too_few(rank: int, size: int) -> str:
     ranks.init(rank, size, timeout=timedelta(seconds=20))
-    model = site_model("DDP", rank, 3)
-    try:
-        with begin(model, min_sites=2) as local:
-            for step in range(24):
-                if (rank, step) in ((4, 6), (3, 12)):
-                    die()
-                train(model, local._optimizer, rank, [step])
-    except commlayer.PeerLostError as error:
-        return str(error)
-    return "went on"
+    return trained(rank, site_model("DDP", rank, 3), dies_at(rank, (4, 6), (3, 12)), min_sites=2, steps=24)
 
 
 def test_too_few_sites_end_the_training() -> None:
@@ -309,7 +307,7 @@ def test_wrong_numbers_of_sites(rank: int, size: int) -> None:
     check_refused("min_sites differs: None on rank", model, min_sites=1 if rank == 3 else None)
     with begin(model, min_sites=2) as local:
         train(model, local._optimizer, rank, range(3))
-        assert isinstance(local._rounds, Rounds)
+        assert isinstance(local._training.rounds, Rounds)
         assert local.ranks == [0, 1, 2, 3]
 
 

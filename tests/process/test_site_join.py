@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -101,7 +102,7 @@ def test_a_site_that_has_joined_votes_for_itself() -> None:
     """It and the first one are late at once, in several turns: one of them is left out, and not both."""
     away = tuple((process, turn) for process in (0, 4) for turn in range(12, 16))
     found = check(of_two("DDP", quorum=2, away=away, steps=36), environ=ranks.UDP)
-    assert {sum(found[0].syncs[turn].counting) for turn in range(12, 16)} == {2}
+    assert min(sum(found[0].syncs[turn].counting) for turn in range(12, 16)) == 2
 
 
 def model_of(layout: str, mesh: Any) -> Any:
@@ -206,26 +207,32 @@ def test_one_rank_that_does_not_fit_keeps_its_site_out() -> None:
         assert "codec is none here and int4-int8 in the job" in text, text
 
 
-def asks_again(rank: int, size: int) -> list[str]:
-    """In its first meeting, one rank of the site that joins finds an error. Returns what the log says of that."""
-    store, logged = ranks.store(), ranks.logged()
+def found_by_one(rank: int, met: Callable[..., Any]) -> Any:
+    """A model of three sites of two ranks, of which the last joins. Rank 5 meets the others by `met`."""
     if rank < 4:
         ranks.init(rank, 4, timeout=timedelta(seconds=20))
     else:
-        store.wait(["begun"])
+        ranks.store().wait(["begun"])
         begin_site(of_two("DDP"), rank)
     if rank == 5:
-        meet, errors = Rounds._meet, [commlayer.PeerLostError("injected")]
-
-        def met(self: Rounds, sync: Any) -> Any:
-            found = meet(self, sync)
-            if errors:
-                raise errors.pop()
-            return found
-
         Rounds._meet = met  # type: ignore[method-assign]
     mesh = init_device_mesh("cpu", (1 if rank > 3 else 2, 2), mesh_dim_names=("site", "rank"))["rank"]
-    with local_of(model := model_of("DDP", mesh), join=store if rank > 3 else None) as local:
+    return model_of("DDP", mesh)
+
+
+def asks_again(rank: int, size: int) -> list[str]:
+    """In its first meeting, one rank of the site that joins finds an error. Returns what the log says of that."""
+    store, logged = ranks.store(), ranks.logged()
+    meet, errors = Rounds._meet, [commlayer.PeerLostError("injected")]
+
+    def met(self: Rounds, sync: Any) -> Any:
+        found = meet(self, sync)
+        if errors:
+            raise errors.pop()
+        return found
+
+    model = found_by_one(rank, met)
+    with local_of(model, join=store if rank > 3 else None) as local:
         while len(local.ranks) < 6:
             store.set("begun", "")
             time.sleep(0.05)
@@ -254,20 +261,13 @@ def one_wrong(rank: int, size: int) -> str:
 def fails_once(rank: int, size: int) -> tuple[str, list[str]]:
     """One rank of the site that joins has an error which is not commlayer's; the others train until both have left."""
     store, logged = ranks.store(), ranks.logged()
-    if rank < 4:
-        ranks.init(rank, 4, timeout=timedelta(seconds=20))
-    else:
-        store.wait(["begun"])
-        begin_site(of_two("DDP"), rank)
-    if rank == 5:
 
-        def met(self: Rounds, sync: Any) -> Any:
-            raise OSError("injected")
+    def met(self: Rounds, sync: Any) -> Any:
+        raise OSError("injected")
 
-        Rounds._meet = met  # type: ignore[method-assign]
-    mesh = init_device_mesh("cpu", (1 if rank > 3 else 2, 2), mesh_dim_names=("site", "rank"))["rank"]
+    model = found_by_one(rank, met)
     try:
-        with local_of(model := model_of("DDP", mesh), join=store if rank > 3 else None) as local:
+        with local_of(model, join=store if rank > 3 else None) as local:
             while not all_know(local, store, size):
                 store.set("begun", "")
                 time.sleep(0.02)

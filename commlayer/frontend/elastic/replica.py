@@ -92,7 +92,11 @@ class Replica:
         """This rank lacks the state."""
         self.made, self._averages, self._held, self._norms = -1, None, None, {}
         self._joining = Joining(
-            self._transfers, self._load, lambda each: self._step(*each), lambda each: each[0].nbytes
+            self._transfers,
+            self._load,
+            lambda _: True,
+            lambda kept: self._step(*kept),
+            lambda kept: kept[0].nbytes,
         )
 
     @property

@@ -16,13 +16,13 @@ from ...compress.codec import FINE, codec_of
 from ...compress.fine import Fine
 from ...errors import ClosedError
 from ..group.backend import CommProcessGroup
+from ..group.joining import Joining
+from ..group.kept import Kept
 from ..group.packing import Packing, unpack
 from ..group.told import told_by_all
 from ..group.transfer import Transfers
 from . import tally
 from .bell import Bell
-from .joining import Joining
-from .kept import Ended, Kept
 from .living import Living
 from .meeting import LOST
 from .outer import Outer
@@ -30,7 +30,7 @@ from .report import Report, outcome_of
 from .shared import Shared
 from .site import Site
 from .stand_in import StandIn
-from .sync import Head, Outcome, Sync, finite
+from .sync import Ended, Head, Outcome, Sync, finite
 from .tally import Tally
 from .turns import Turns
 from .vote import Vote
@@ -70,7 +70,7 @@ class Rounds:
         self._since = 0  # local steps since the latest turn began
         self._tally = Tally(turns.fragments)
         self._sync: Sync | None = None
-        self._kept = Kept()  # what the model lacks
+        self._kept = Kept[Ended](lambda ended: ended.nbytes)  # what the model lacks
         self._before = 0.0  # `trained` before the last step
         self._marks: set[float] = set()  # see `passed`
         self.is_behind = False
@@ -82,7 +82,7 @@ class Rounds:
         self._bell: Bell | None = None
         self.stand_in: StandIn | None = None
         self._transfers = Transfers(self._pack)
-        self._joining: Joining | None = None
+        self._joining: Joining[Ended] | None = None
         """What this site lacks of the training that it joins; None: nothing."""
         self._is_listening = False
         """Whether this site has joined, and made no step since."""
@@ -404,7 +404,13 @@ class Rounds:
         training before."""
         self.syncs, self._is_listening = -1, True
         self.shared.forget()
-        self._joining = joining = Joining(self._transfers, self._load, self.shared.follow)
+        self._joining = joining = Joining[Ended](
+            self._transfers,
+            self._load,
+            lambda ended: ended.turn >= self.shared.syncs,
+            lambda ended: self.shared.follow(ended.outcome),
+            lambda ended: ended.nbytes,
+        )
         self._site.agreed(lambda: self._meet(None))
         try:
             self._catch_up(joining)
@@ -420,7 +426,7 @@ class Rounds:
         self.steps = max(self.turns.steps(self.syncs - 1), made)  # as the others: its syncs begin with theirs
         return told, self.steps - made
 
-    def _catch_up(self, joining: Joining) -> None:
+    def _catch_up(self, joining: Joining[Ended]) -> None:
         """Makes syncs until this site has all that the others have."""
         together, are_leaving = 0, False
         while are_leaving or self._site.has_any(not joining.is_done):
@@ -453,11 +459,10 @@ class Rounds:
         mine = {"syncs": self.shared.syncs, "steps": self.steps, "course": self.course()}
         return Packing({**self.shared.state(), **mine})
 
-    def _load(self, packed: torch.Tensor) -> int:
+    def _load(self, packed: torch.Tensor) -> None:
         found = unpack(packed)
         self.shared.restore(found, found["syncs"])
         self._told = found["course"], found["steps"]
-        return self.shared.syncs
 
     # ---- state ------------------------------------------------------------------------------------------------------
 

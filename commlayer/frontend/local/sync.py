@@ -208,3 +208,22 @@ def _head(values: Sequence[float]) -> Head:
 def finite(values: Tensor) -> bool:
     """Whether all values are finite."""
     return is_finite(values)
+
+
+@dataclasses.dataclass
+class Ended:
+    """A sync that has ended, and that the model lacks."""
+
+    turn: int
+    outcome: Outcome
+    counted: Tensor | float = 0.0
+    """q of this site, which it has not taken from its weights yet."""
+    own: Sync | None = None
+    """The sync, if this site counted in it: a checkpoint has it as one in flight."""
+    age: int = 0
+    """Local steps since it began."""
+
+    @property
+    def nbytes(self) -> int:
+        """The memory that it takes, in bytes, but for small things."""
+        return self.outcome.average.nbytes

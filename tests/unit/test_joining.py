@@ -1,4 +1,4 @@
-"""A site that joins applies the outcomes that are not in the state that it gets, each once, in order."""
+"""A process that joins applies the outcomes that are not in the state that it gets, each once, in order."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from commlayer.frontend.local import kept
-from commlayer.frontend.local.joining import Joining
-from commlayer.frontend.local.kept import Ended
-from commlayer.frontend.local.sync import Outcome
+from commlayer.frontend.group import kept
+from commlayer.frontend.group.joining import Joining
 
 
 class Receiving:
@@ -31,32 +29,28 @@ class Transfers:
         """Nothing is on its way."""
 
 
-def ended_of(turn: int) -> Ended:
-    return Ended(turn, Outcome([], torch.full((4,), float(turn)), False, torch.zeros(0)))
-
-
 def test_outcomes_of_the_state_are_dropped_and_the_others_applied(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept, "KEPT_BYTES", 40)
     monkeypatch.setattr(kept, "KEPT_LEAST", 3)
-    applied: list[float] = []
+    applied: list[int] = []
     transfers: Any = Transfers()
-    site = Joining(transfers, lambda _: 4, lambda outcome: applied.append(outcome.average[0].item()))
+    site = Joining[int](transfers, lambda _: None, lambda turn: turn >= 4, applied.append, lambda _: 16)
     assert not site.catch_up(waits=True)  # nobody sends
-    site.keep(ended_of(1))
+    site.keep(1)
     transfers.receiving = Receiving()
     site.begin()  # what came before the sender knew of this site is in its state
     for turn in (2, 3):
-        site.keep(ended_of(turn))
+        site.keep(turn)
     assert not site.is_full
     for turn in (4, 5):
-        site.keep(ended_of(turn))
+        site.keep(turn)
     assert site.is_full
     assert site.catch_up(waits=True)
     assert not site.catch_up()
     assert site.catch_up()
     assert (site.is_loaded, site.is_done, site.is_full, applied) == (True, False, False, [])
     assert site.catch_up()
-    site.keep(ended_of(6))
+    site.keep(6)
     while site.catch_up():
         pass
-    assert (site.is_done, applied) == (True, [4.0, 5.0, 6.0])
+    assert (site.is_done, applied) == (True, [4, 5, 6])
