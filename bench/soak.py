@@ -1,12 +1,12 @@
 """Soak: random collectives for a given time, every result verified, and no leaks.
 
-    python -m bench.soak --minutes 60 [--ranks 4] [--seed N]
+    python -m bench.soak --minutes 60 [--ranks 4] [--seed N] [--udp]
     python -m bench.soak --lifetimes
 
 In each round of some seconds the ranks join a job, make subgroups, run random collectives of random sizes and types on
-them, synchronously and asynchronously, and leave the job. Half of the ranks use shared memory, the others UDP. Each
-process compares its memory, descriptors, threads and mappings after the first rounds with those at the end. All choices
-follow from the seed, which is printed, and from the number of operations done in time.
+them, synchronously and asynchronously, and leave the job. Half of the ranks use shared memory, the others UDP, or all
+of them with `--udp`. Each process compares its memory, descriptors, threads and mappings after the first rounds with
+those at the end. All choices follow from the seed, which is printed, and from the number of operations done in time.
 
 `--lifetimes`: instead, 10,000 steps, 200 groups and 20 aborts of two ranks, and the resources of rank 0 in between.
 """
@@ -153,8 +153,8 @@ def _hold() -> Resources:
     return Resources.now()
 
 
-def _soak(rank: int, size: int, seed: int, minutes: float, port: int, pipe: Any) -> None:
-    os.environ["COMMLAYER_SHM"] = "1" if rank < (size + 1) // 2 else "0"
+def _soak(rank: int, size: int, sharing: int, seed: int, minutes: float, port: int, pipe: Any) -> None:
+    os.environ["COMMLAYER_SHM"] = str(int(rank < sharing))
     os.environ["COMMLAYER_IFNAME"] = "lo"
     torch.set_num_threads(1)
     store = dist.TCPStore("127.0.0.1", port, None, False, timedelta(seconds=60))
@@ -212,6 +212,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 20))
+    parser.add_argument("--udp", action="store_true", help="no rank uses shared memory")
     parser.add_argument("--lifetimes", action="store_true")
     chosen = parser.parse_args(arguments)
     if chosen.lifetimes:
@@ -220,9 +221,10 @@ def main(arguments: list[str] | None = None) -> int:
     store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
     context = multiprocessing.get_context("spawn")
     processes, pipes = [], []
+    sharing = 0 if chosen.udp else (chosen.ranks + 1) // 2
     for rank in range(chosen.ranks):
         here, there = context.Pipe(duplex=False)
-        arguments_of = (rank, chosen.ranks, chosen.seed, chosen.minutes, store.port, there)
+        arguments_of = (rank, chosen.ranks, sharing, chosen.seed, chosen.minutes, store.port, there)
         processes.append(context.Process(target=_soak, args=arguments_of))
         processes[-1].start()
         there.close()

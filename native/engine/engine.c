@@ -240,9 +240,26 @@ void cl_engine_attend(struct cl_engine *engine, bool unless_busy)
     pthread_mutex_unlock(&engine->core);
 }
 
+/* Takes core, waiting for the end of another thread's turn if it is short. Turns may come back to back, as long as
+ * there is more to do: whoever waits for core then may wait for the whole of a bulk transfer. */
+static bool lock_soon(struct cl_engine *engine)
+{
+    if (pthread_mutex_trylock(&engine->core) == 0)
+        return true;
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_nsec += 1000 * SHORT_TURN_US;
+    until.tv_sec += until.tv_nsec / 1000000000;
+    until.tv_nsec %= 1000000000;
+    return pthread_mutex_timedlock(&engine->core, &until) == 0;
+}
+
 bool cl_engine_take_turn(struct cl_engine *engine, struct cl_group *group)
 {
-    pthread_mutex_lock(&engine->core);
+    if (!lock_soon(engine)) {
+        cl_engine_call(engine);
+        return false;
+    }
     cl_groups_wake(group);
     bool more = visit(engine);
     pthread_mutex_unlock(&engine->core);
@@ -269,21 +286,10 @@ void cl_engine_rest(struct cl_engine *engine)
     pthread_mutex_unlock(&engine->core);
 }
 
-/* Waits for the end of another thread's turn, if it is short. */
-static bool lock_soon(struct cl_engine *engine)
-{
-    struct timespec until;
-    clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_nsec += 1000 * SHORT_TURN_US;
-    until.tv_sec += until.tv_nsec / 1000000000;
-    until.tv_nsec %= 1000000000;
-    return pthread_mutex_timedlock(&engine->core, &until) == 0;
-}
-
 bool cl_engine_take_ports_turn(struct cl_engine *engine, uint64_t readable, const _Atomic uint32_t *done, bool alone)
 {
     bool waits = done != NULL && atomic_load(done) == 0;
-    if (pthread_mutex_trylock(&engine->core) != 0 && !(waits && lock_soon(engine))) {
+    if (!(waits ? lock_soon(engine) : pthread_mutex_trylock(&engine->core) == 0)) {
         leave_ports(engine, true);
         return false;
     }

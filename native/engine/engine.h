@@ -69,7 +69,7 @@ void cl_engine_call(struct cl_engine *engine);
  * the engine's also if other operations are in flight or a port is full, as those turns might be long. */
 void cl_engine_attend(struct cl_engine *engine, bool unless_busy);
 /* Takes the engine's next turn in the calling thread, which visits the group. Returns whether there is more to do at
- * once. */
+ * once. Where another thread is amid a long turn, it takes none: the engine's thread does. */
 bool cl_engine_take_turn(struct cl_engine *engine, struct cl_group *group);
 /* A calling thread has begun to poll the ports: the engine's need not wake for them. */
 void cl_engine_rest(struct cl_engine *engine);

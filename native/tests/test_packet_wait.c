@@ -1,34 +1,12 @@
 /* Calling threads that wait for packets, and poll the sockets meanwhile. */
 #include "engine/packet_wait.h"
+#include "protocol/endpoint_state.h"
 #include "tests/waiters.h"
+#include "tests/watched_wire.h"
 
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
-
-enum { HANG_US = 5000000 /* what takes so long would last for ever */ };
-
-/* ---- a UDP wire that tests look at ---- */
-
-static _Thread_local uint32_t own_sends; /* calls of `send` in this thread */
-static atomic_bool refuses;              /* there is no room */
-
-static size_t send_watched(struct cl_wire *wire, const struct cl_wire_datagram *datagrams, size_t count)
-{
-    own_sends++;
-    return atomic_load(&refuses) ? 0 : cl_wire_udp.send(wire, datagrams, count);
-}
-
-static void watch(const struct world *world, uint32_t rank)
-{
-    static struct cl_wire_type type;
-    cl_engine *engine = world->engines[rank];
-    pthread_mutex_lock(&engine->core);
-    type = cl_wire_udp;
-    type.send = send_watched;
-    engine->ports.wire_type = &type;
-    pthread_mutex_unlock(&engine->core);
-}
 
 /* ---- a thread that polls ---- */
 
@@ -60,13 +38,15 @@ static void start_waiter(struct waiter *waiter, struct team *team, uint32_t rank
 {
     keep_polling(team->world, rank);
     waiter->operation = start_receive(team, rank, 1 - rank, 1, target, 1, PATIENCE_US);
-    waiter->timeout_us = waiter->timeout_us > 0 ? waiter->timeout_us : HANG_US;
+    waiter->timeout_us = waiter->timeout_us > 0 ? waiter->timeout_us : 2 * HANG_US;
     pthread_create(&waiter->thread, NULL, wait_for, waiter);
     await_polling(team->world, rank);
 }
 
 static void end_waiter(struct waiter *waiter, int expected)
 {
+    await_return(waiter);
+    CHECK(atomic_load(&waiter->returned)); /* else it waits for its own timeout */
     pthread_join(waiter->thread, NULL);
     CHECK_EQ(waiter->status, expected);
     CHECK_EQ(finish(waiter->operation), expected);
@@ -182,7 +162,7 @@ TEST(test_end_while_polling)
         struct waiter waiter = {0};
         keep_polling(&world, 0);
         waiter.operation = start_receive(&team, 0, 1, 1, &in, 1, way == TIMEOUT ? 100000 : PATIENCE_US);
-        waiter.timeout_us = HANG_US;
+        waiter.timeout_us = 2 * HANG_US;
         pthread_create(&waiter.thread, NULL, wait_for, &waiter);
         polled[way] |= await_polling(&world, 0);
         if (way == ABORT)
@@ -352,11 +332,31 @@ TEST(test_full_port_while_polling)
     }
 }
 
-/* A thread that stops polling wakes the engine's if others wait, or a port is full; else that one sleeps on. The
- * engine's thread may wake by itself, and take the ring or cause one: then the attempt tells nothing. */
+/* Rings for the engine's thread go there from now on. Returns where they went before. */
+static int redirect_rings(cl_engine *engine, int fd)
+{
+    pthread_mutex_lock(&engine->core);
+    int former = engine->wake_fd;
+    engine->wake_fd = fd;
+    pthread_mutex_unlock(&engine->core);
+    return former;
+}
+
+/* Packets have come and will come in bulk, as far as the engine knows. */
+static void pretend_bulk(cl_engine *engine)
+{
+    uint64_t later_us = cl_now_us() + HANG_US;
+    pthread_mutex_lock(&engine->core);
+    engine->nap = (struct cl_nap){.begun = true, .batched_us = later_us, .last_us = later_us, .spacing_us = 1};
+    engine->endpoint->lacking = 1000;
+    pthread_mutex_unlock(&engine->core);
+}
+
+/* A thread that stops polling wakes the engine's if others wait, a port is full, or packets come in bulk; else that one
+ * sleeps on. The engine's thread may wake by itself, and take the ring or cause one: then the attempt tells nothing. */
 TEST(test_sockets_go_back_at_once)
 {
-    enum { ALONE, OTHERS, FULL, WAYS, ATTEMPTS = 20 };
+    enum { ALONE, OTHERS, FULL, BULK, WAYS, ATTEMPTS = 20 };
     int bell = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     for (uint32_t way = 0; way < WAYS; way++) {
         bool seen = false;
@@ -367,29 +367,150 @@ TEST(test_sockets_go_back_at_once)
             _Atomic uint32_t done = 0;
             uint8_t out = 1;
             eventfd_t rings;
+            bool stays = false;
             watch(&world, 0);
             take_ports(&world, 0);
-            pthread_mutex_lock(&engine->core);
-            int wake_fd = engine->wake_fd;
-            engine->wake_fd = bell;
-            pthread_mutex_unlock(&engine->core);
+            int wake_fd = redirect_rings(engine, bell);
             atomic_store(&refuses, way == FULL);
             if (way == FULL)
                 CHECK_EQ(finish(start_send(&team, 0, 1, 1, &out, 1, PATIENCE_US)), CL_OK);
+            if (way == BULK)
+                pretend_bulk(engine);
             (void)eventfd_read(bell, &rings);
-            CHECK(!cl_engine_take_ports_turn(engine, 0, way == FULL ? &done : NULL, way != OTHERS));
-            CHECK(!polls(&world, 0));
-            seen = (eventfd_read(bell, &rings) == 0) == (way != ALONE);
+            if (way == ALONE || way == OTHERS) {
+                keep_polling(&world, 0);
+                atomic_store(&engine->packet_wait->sleepers, way == OTHERS);
+                atomic_store(&engine->ports_taken, false); /* which the engine's thread does not know */
+                cl_packet_wait_for(engine->packet_wait, &done, cl_now_us() + 1000);
+                atomic_store(&engine->packet_wait->sleepers, 0);
+            } else {
+                stays = cl_engine_take_ports_turn(engine, way == BULK, &done, true);
+            }
+            seen = !stays && !polls(&world, 0) && (eventfd_read(bell, &rings) == 0) == (way != ALONE);
             atomic_store(&refuses, false);
-            pthread_mutex_lock(&engine->core);
-            engine->wake_fd = wake_fd;
-            pthread_mutex_unlock(&engine->core);
+            atomic_store(&engine->ports_taken, false);
+            redirect_rings(engine, wake_fd);
             eventfd_write(bell, 1); /* the engine's thread may have gone to sleep on either */
             cl_engine_wake(engine);
         }
         CHECK(seen);
     }
     close(bell);
+}
+
+/* The engine's thread sleeps on the sockets when a calling thread begins to poll them: it leaves that one the packets.
+ * If it wakes for another reason, too, the attempt tells nothing. */
+TEST(test_packets_are_for_the_thread_that_polls)
+{
+    enum { ATTEMPTS = 20 };
+    SCOPED_WORLD world = open_world(2, "udp", 0);
+    SCOPED_TEAM team = open_team(&world, 1, false);
+    cl_engine *engine = world.engines[0];
+    uint8_t in = 0, out = 1;
+    bool seen = false;
+    for (uint32_t attempt = 0; attempt < ATTEMPTS && !seen; attempt++) {
+        cl_operation *receive = start_receive(&team, 0, 1, 1, &in, 1, PATIENCE_US);
+        usleep(20000);
+        atomic_store(&engine->ports_taken, true);
+        uint64_t before = atomic_load(&engine->receive_calls), start_us = cl_now_us();
+        CHECK_EQ(finish(start_send(&team, 1, 0, 1, &out, 1, PATIENCE_US)), CL_OK);
+        while (!atomic_load(&engine->leaves_ports) && cl_now_us() - start_us < PATIENCE_US)
+            usleep(100);
+        CHECK(atomic_load(&engine->leaves_ports));
+        seen = atomic_load(&engine->receive_calls) == before;
+        atomic_store(&engine->ports_taken, false);
+        cl_engine_wake(engine);
+        CHECK_EQ(finish(receive), CL_OK);
+    }
+    CHECK(seen);
+}
+
+static void await_sleep(const struct cl_packet_wait *wait)
+{
+    uint64_t start_us = cl_now_us();
+    while (atomic_load(&wait->sleeps_for) == NULL && cl_now_us() - start_us < PATIENCE_US)
+        usleep(100);
+    CHECK(atomic_load(&wait->sleeps_for) != NULL);
+}
+
+/* A thread that begins to poll puts the engine's thread off until its next turn. */
+TEST(test_engine_rests_while_a_thread_polls)
+{
+    SCOPED_WORLD world = open_world(2, "udp", 0);
+    SCOPED_TEAM team = open_team(&world, 1, false);
+    cl_engine *engine = world.engines[0];
+    uint8_t in = 0, out = 1;
+    struct waiter waiter = {.operation = start_receive(&team, 0, 1, 1, &in, 1, PATIENCE_US), .timeout_us = 2 * HANG_US};
+    take_ports(&world, 0);
+    pthread_mutex_lock(&engine->core);
+    engine->sleeps_until_us = 1; /* as if after another wait */
+    atomic_store(&engine->ports_taken, false);
+    pthread_mutex_unlock(&engine->core);
+    keep_polling(&world, 0);
+    pthread_create(&waiter.thread, NULL, wait_for, &waiter);
+    await_sleep(engine->packet_wait);
+    pthread_mutex_lock(&engine->core);
+    CHECK_EQ(engine->sleeps_until_us, engine->due_us);
+    pthread_mutex_unlock(&engine->core);
+    CHECK_EQ(finish(start_send(&team, 1, 0, 1, &out, 1, PATIENCE_US)), CL_OK);
+    end_waiter(&waiter, CL_OK);
+}
+
+/* A ring that comes too late, for a former wait, is taken and ends no wait. After its end nobody rings any more, and
+ * the next wait may poll. */
+TEST(test_ring_for_a_former_wait)
+{
+    SCOPED_WORLD world = open_world(2, "udp", 0);
+    SCOPED_TEAM team = open_team(&world, 1, false);
+    struct cl_packet_wait *wait = world.engines[0]->packet_wait;
+    struct pollfd rings = {.fd = wait->wake_fd, .events = POLLIN};
+    uint8_t in = 0, out = 1;
+    struct waiter waiter = {0};
+    start_waiter(&waiter, &team, 0, &in);
+    await_sleep(wait);
+    eventfd_write(wait->wake_fd, 1);
+    uint64_t start_us = cl_now_us();
+    while (poll(&rings, 1, 0) == 1 && cl_now_us() - start_us < HANG_US)
+        usleep(100);
+    CHECK_EQ(poll(&rings, 1, 0), 0);
+    CHECK(!atomic_load(&waiter.returned));
+    CHECK_EQ(finish(start_send(&team, 1, 0, 1, &out, 1, PATIENCE_US)), CL_OK);
+    end_waiter(&waiter, CL_OK);
+    CHECK(atomic_load(&wait->sleeps_for) == NULL);
+    CHECK(atomic_load(&wait->ended_us) >= start_us && atomic_load(&wait->ended_us) <= cl_now_us());
+}
+
+/* A thread that comes late does not touch the engine, which may be gone. */
+TEST(test_wait_after_the_end)
+{
+    SCOPED_WORLD world = open_world(1, "udp", 0);
+    struct cl_packet_wait *wait = world.engines[0]->packet_wait;
+    _Atomic uint32_t done = 0;
+    keep_polling(&world, 0);
+    cl_packet_wait_close(wait);
+    wait->engine = NULL;
+    cl_packet_wait_for(wait, &done, UINT64_MAX);
+    CHECK_EQ(atomic_load(&wait->inside), 0);
+}
+
+/* The engine's thread repeats what a calling thread has sent. */
+TEST(test_packets_of_calling_threads_are_lost)
+{
+    SCOPED_WORLD world = open_world(2, "udp", 0);
+    SCOPED_TEAM team = open_team(&world, 1, false);
+    uint8_t in = 0, out = 7;
+    cl_operation *receive = start_receive(&team, 1, 0, 1, &in, 1, PATIENCE_US);
+    watch(&world, 0);
+    usleep(20000);
+    uint32_t before = own_sends;
+    atomic_store(&loses, true);
+    cl_operation *send = start_send(&team, 0, 1, 1, &out, 1, PATIENCE_US);
+    atomic_store(&loses, false);
+    CHECK(own_sends > before);
+    CHECK_EQ(cl_operation_wait(receive, HANG_US), CL_OK);
+    CHECK_EQ(finish(receive), CL_OK);
+    CHECK_EQ(finish(send), CL_OK);
+    CHECK_EQ(in, 7);
 }
 
 /* A thread that starts an operation looks at sockets that nobody polls. */
@@ -416,59 +537,6 @@ TEST(test_start_looks_at_the_sockets)
     }
 }
 
-/* The same words as many messages of 4 bytes, without a sum. */
-static cl_plan *draft_messages(uint32_t rank, uint32_t messages)
-{
-    struct draft draft = {.rank = rank, .world_size = 2, .input_bytes = 4 * WORDS, .output_bytes = 4 * WORDS};
-    for (uint32_t i = 0; i < messages; i++) {
-        struct cl_step step = {.kind = CL_SEND, .peer = 1 - rank, .message = i, .length = 4};
-        draft_add(&draft, step, DRAFT_NONE);
-        step.kind = CL_RECV_COPY;
-        step.target = CL_OUTPUT;
-        draft_add(&draft, step, DRAFT_NONE);
-    }
-    return draft_finish(&draft);
-}
-
-/* A short collective leaves in the thread that submits it; not amid others, nor one of many messages. */
-TEST(test_short_collectives)
-{
-    enum { ALONE, AMID_OTHERS, MANY_MESSAGES, WAYS, ROUNDS = 20, MESSAGES_OF_MANY = 9 };
-    for (uint32_t way = 0; way < WAYS; way++) {
-        SCOPED_WORLD world = open_world(2, "udp", 0);
-        SCOPED_TEAM team = open_team(&world, 1, false);
-        uint32_t sends = 0;
-        watch(&world, 0);
-        for (uint32_t rank = 0; way == MANY_MESSAGES && rank < 2; rank++) {
-            cl_plan_release(team.plans[rank]);
-            team.plans[rank] = draft_messages(rank, MESSAGES_OF_MANY);
-            CHECK(team.plans[rank] != NULL);
-        }
-        for (uint32_t round = 0; round < ROUNDS; round++) {
-            uint8_t in = 0, out = 1;
-            cl_operation *other = NULL, *operations[2];
-            struct call *calls[2] = {make_call(0, round), make_call(1, round)};
-            if (way == AMID_OTHERS)
-                other = start_receive(&team, 0, 1, 1, &in, 1, PATIENCE_US);
-            uint32_t before = own_sends;
-            CHECK_EQ(submit_call(&team, 0, calls[0], PATIENCE_US, &operations[0]), CL_OK);
-            sends += own_sends - before;
-            CHECK_EQ(submit_call(&team, 1, calls[1], PATIENCE_US, &operations[1]), CL_OK);
-            for (uint32_t rank = 0; rank < 2; rank++) {
-                CHECK_EQ(finish(operations[rank]), CL_OK);
-                if (way != MANY_MESSAGES)
-                    check_call(calls[rank], 2, round);
-                free(calls[rank]);
-            }
-            if (way == AMID_OTHERS) {
-                CHECK_EQ(finish(start_send(&team, 1, 0, 1, &out, 1, PATIENCE_US)), CL_OK);
-                CHECK_EQ(finish(other), CL_OK);
-            }
-        }
-        CHECK_EQ(sends > 0, way == ALONE);
-    }
-}
-
 /* A thread returns in time while another one is amid a long turn, which holds this lock. */
 TEST(test_return_amid_a_turn)
 {
@@ -485,8 +553,7 @@ TEST(test_return_amid_a_turn)
             await_polling(&world, 0);
             pthread_mutex_lock(&world.engines[0]->core);
         }
-        for (uint64_t start_us = cl_now_us(); cl_now_us() - start_us < HANG_US && !atomic_load(&waiter.returned);)
-            usleep(1000);
+        await_return(&waiter);
         CHECK(atomic_load(&waiter.returned));
         pthread_mutex_unlock(&world.engines[0]->core);
         pthread_join(waiter.thread, NULL);

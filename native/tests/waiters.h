@@ -3,7 +3,11 @@
  */
 #pragma once
 
+#include <unistd.h>
+
 #include "tests/world.h"
+
+enum { HANG_US = 5000000 /* what takes so long would last for ever */ };
 
 struct waiter {
     cl_operation *operation;
@@ -19,6 +23,12 @@ static inline void *wait_for(void *argument)
     waiter->status = cl_operation_wait(waiter->operation, waiter->timeout_us);
     atomic_store(&waiter->returned, true);
     return NULL;
+}
+
+static inline void await_return(struct waiter *waiter)
+{
+    for (uint64_t start_us = cl_now_us(); cl_now_us() - start_us < HANG_US && !atomic_load(&waiter->returned);)
+        usleep(1000);
 }
 
 enum { THREADS = 4, MESSAGES = 300 };
