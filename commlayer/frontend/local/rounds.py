@@ -97,10 +97,9 @@ class Rounds:
 
     @property
     def _vote(self) -> Vote | None:
-        """That of this site; None: it has one rank. A site that has joined has other numbers than in its WORLD."""
-        living, size = self._living, len(self._site.ranks)
-        site = living.party.site_of(living.party.own) if living.goes_on else self._site.ranks
-        return Vote(site[0], self._site.place, size) if size > 1 else None
+        """That of this site; None: it has one rank."""
+        size = len(self._site.ranks)
+        return Vote(self._living.own_site[0], self._site.place, size) if size > 1 else None
 
     def close(self) -> None:
         """Ends the thread that listens. Idempotent."""
@@ -176,10 +175,11 @@ class Rounds:
 
         Ranks that skipped steps have begun fewer syncs than others: they take part until all leave. Then each fragment
         is sent once more. A site that dies after that is not missed, but those that live make sure that all have the
-        last sync.
+        last sync. Raises MismatchError on all ranks of a site of which one makes further steps.
         """
         self._marks.clear()
         with self._loop():
+            self._site.part()
             self._finish()
             together = 0
             while together < self.turns.fragments:
@@ -187,11 +187,12 @@ class Rounds:
                 heads = self._finish()
                 together = together + 1 if all(head.is_leaving for head in heads) else 0
             if self._living.goes_on:
-                self._close()
+                self._site.agreed(self._close)
             self.shared.put()
 
     def _close(self) -> None:
-        """Returns once all sites that live have made the last sync."""
+        """Returns once all sites that live have made the last sync. It may fail on one rank of a site alone, which has
+        not heard of the end."""
         while not self._living.is_finished:
             try:
                 self._living.everyone.barrier().wait()
@@ -436,7 +437,7 @@ class Rounds:
             are_leaving = all(head.is_leaving for head in self._finish())
             together = together + 1 if are_leaving else 0
             if together == self.turns.fragments:
-                self._close()
+                self._site.agreed(self._close)
                 raise ClosedError("LocalSteps: the training has ended before this site had its state")
             self._pump()
 
