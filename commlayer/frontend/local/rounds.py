@@ -86,6 +86,8 @@ class Rounds:
         """What this site lacks of the training that it joins; None: nothing."""
         self._is_listening = False
         """Whether this site has joined, and made no step since."""
+        self._is_away = False
+        """Whether a thread acts on behalf of the loop."""
 
     def listen(self, silence_s: float) -> None:
         """Before the first step: from now on, turns that other sites begin are heard."""
@@ -260,6 +262,7 @@ class Rounds:
         """Waits for the sync in flight, if there is one, and keeps what it means for the model. Returns all heads."""
         if self._sync is None:
             return ()
+        self._is_away = not is_loop
         sync, self._sync = self._sync, None
         sync, outcome, is_heard = self._ended(sync, pumps=is_loop)
         turn, counted = sync.head.turn, sync.counted()
@@ -317,7 +320,8 @@ class Rounds:
         difference, buffers = (values.zero_() for values in self.shared.like(self.syncs))
         fragment = self.shared.fragments[self.turns.fragment(self.syncs)]
         digest = 0 if self._kept else fragment.digest()
-        head = Head(self.syncs, digest, True, False, 0, 0.0, self._is_listening, is_late=True)
+        invites = self._living.invite()
+        head = Head(self.syncs, digest, True, False, 0, 0.0, self._is_listening, invites, is_late=True)
         self._begin(head, difference, buffers)
         self.syncs, self._since, self.is_behind = self.syncs + 1, 0, True
 
@@ -378,6 +382,7 @@ class Rounds:
             None if self._last is None else (self._last.heads, self._last.is_rest),
             lacks,
             self._is_listening,
+            self._is_away,
             self._transfers.report(),
         )
         told = told_by_all(group, own)
@@ -392,7 +397,9 @@ class Rounds:
         sent = {member: each.transfers for member, each in reports.items()}
         if lacking:
             living = self._living
-            is_new = self._transfers.match(living.party, living.everyone, living.training, lacking, sent)
+            training = living.training
+            givers = [member for member in training if not reports[member].is_away] or training
+            is_new = self._transfers.match(living.party, living.everyone, givers, lacking, sent)
             if is_new and self._joining is not None:
                 self._joining.begin()
         return outcome
