@@ -391,12 +391,14 @@ def check(plan: Plan, **options: Any) -> dict[int, Report]:
             if "half" not in path.name
             for rank, turn in [map(int, path.name.split())]
         }
-    first = next(iter(lived.values()))
-    assert list(first.syncs) == list(range(len(first.syncs)))
     victims = killed | {process for process, _ in plan.stops}
     for process, result in enumerate(found):
         if process not in lived:
             check_gone(plan, process, result, victims)
+    if not lived:
+        return {}
+    first = next(iter(lived.values()))
+    assert list(first.syncs) == list(range(len(first.syncs)))
     for process, report in lived.items():
         assert report.syncs.items() <= first.syncs.items(), "a sync that not all have applied"
         assert list(report.syncs) == list(first.syncs)[-len(report.syncs) :], "a sync that not all have applied"
@@ -624,7 +626,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             joined=sum(process >= plan.size for process in lived) // plan.width,
             sites_lost=plan.sites - len({process // plan.width for process in lived if process < plan.size}),
             taken=sum(len(report.taken) for report in lived.values()),
-            late=len(left_out(next(iter(lived.values())))) if given.late else 0,
+            late=len(left_out(next(iter(lived.values())))) if given.late and lived else 0,
         )
         print(seed, dict(+here), flush=True)
         found += here
