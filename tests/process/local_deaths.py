@@ -74,6 +74,8 @@ class Plan:
     """Process, and the turn of a sync of which it does not hear the end."""
     late: tuple[int, ...] = ()
     """Processes that are killed after the last sync."""
+    early: tuple[tuple[int, int], ...] = ()
+    """Process, and the number of its steps after which its loop ends, however many the others make."""
     has_buffers: bool = False
     is_uneven: bool = False
     """Then `steps` is the number of steps that the sites make in the mean."""
@@ -315,6 +317,8 @@ def train(process: int, size: int, plan: Plan, folder: str) -> Report | str | No
         with local:
             rounds: Any = local._training.rounds
             while local.trained < plan.size * plan.steps if plan.is_uneven else local.steps < plan.steps:
+                if (process, made) in plan.early:
+                    break
                 if (process, made) in plan.stops:
                     raise Stopped
                 for newcomer in range(plan.size, size):
@@ -336,7 +340,7 @@ def train(process: int, size: int, plan: Plan, folder: str) -> Report | str | No
         if not joins:
             raise
         return str(error)
-    except (commlayer.PeerLostError, commlayer.AbortedError) as error:
+    except (commlayer.PeerLostError, commlayer.AbortedError, commlayer.MismatchError) as error:
         if plan.width == 1 or (isinstance(error, commlayer.AbortedError) and not joins):
             raise
         return str(error)
@@ -387,15 +391,19 @@ def check(plan: Plan, **options: Any) -> dict[int, Report]:
             if "half" not in path.name
             for rank, turn in [map(int, path.name.split())]
         }
-    first = next(iter(lived.values()))
-    assert list(first.syncs) == list(range(len(first.syncs)))
     victims = killed | {process for process, _ in plan.stops}
     for process, result in enumerate(found):
         if process not in lived:
             check_gone(plan, process, result, victims)
-    for report in lived.values():
+    if not lived:
+        return {}
+    first = next(iter(lived.values()))
+    assert list(first.syncs) == list(range(len(first.syncs)))
+    for process, report in lived.items():
         assert report.syncs.items() <= first.syncs.items(), "a sync that not all have applied"
         assert list(report.syncs) == list(first.syncs)[-len(report.syncs) :], "a sync that not all have applied"
+        mates = {lived[mate].steps for mate in plan.mates(process) if mate in lived}
+        assert mates == {report.steps}, f"the ranks of a site end after {mates} steps, and no error says so"
         late = {turn for site, turn in left_out(first) if site == report.number // plan.width}
         assert late >= set(report.missed), "a loop that is away counts"
     for place in range(plan.width):
@@ -413,6 +421,9 @@ def check(plan: Plan, **options: Any) -> dict[int, Report]:
 def check_gone(plan: Plan, process: int, result: Report | str | None, victims: set[int]) -> None:
     """A process that does not train to the end is a victim, or one of its site is, which it names."""
     if process in victims or (process >= plan.size and result):
+        return
+    ends_early = any(mate in plan.mates(process) for mate, _ in plan.early)
+    if ends_early and isinstance(result, str) and "end after different steps" in result:
         return
     mates = victims & {*plan.mates(process)}
     assert mates, f"process {process} has ended: {result}"
@@ -520,7 +531,14 @@ def random_plan(seed: int) -> Plan:
         is_slow=draw.random() < 0.5,
         kept=draw.choice([2, 8]),
         waits=draw.random() < 0.8,
+        early=early_of(seed, SIZE, steps),
     )
+
+
+def early_of(seed: int, size: int, steps: int) -> tuple[tuple[int, int], ...]:
+    """A loop that ends early, in a third of the plans."""
+    draw = random.Random(f"{seed} early")
+    return ((draw.randrange(size), draw.randrange(steps)),) if draw.random() < 1 / 3 else ()
 
 
 def form_of(
@@ -575,6 +593,7 @@ def random_site_plan(seed: int) -> Plan:
         is_slow=draw.random() < 0.5,
         waits=draw.random() < 0.8,
         outer=draw.choice([(1.0, 0.0), (1.0, 0.0), (0.7, 0.6)]),
+        early=early_of(seed, sites * width, steps),
     )
 
 
@@ -602,11 +621,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         here = Counter(
             kills=len(plan.kills),
             stops=len(plan.stops),
+            early=len(plan.early),
             asked=len(plan.joins),
             joined=sum(process >= plan.size for process in lived) // plan.width,
             sites_lost=plan.sites - len({process // plan.width for process in lived if process < plan.size}),
             taken=sum(len(report.taken) for report in lived.values()),
-            late=len(left_out(next(iter(lived.values())))) if given.late else 0,
+            late=len(left_out(next(iter(lived.values())))) if given.late and lived else 0,
         )
         print(seed, dict(+here), flush=True)
         found += here

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -282,3 +284,55 @@ def test_a_fault_of_one_rank_is_not_tried_again() -> None:
     found = ranks.run(fails_once, 6, environ=ranks.UDP)
     assert found[:4] == [("", [])] * 4
     assert found[4:] == [("OSError: injected", [])] * 2
+
+
+def ends_as_it_joins(rank: int, size: int) -> str:
+    """The training ends before the site has its state, and one of its ranks does not hear of the end, as its Store does
+    not answer. Returns the kind of the error."""
+    store: Any = ranks.store()
+    model = found_by_one(rank, Rounds._meet)
+    close = Rounds._close
+
+    def without_a_store(self: Rounds) -> None:
+        close(self)
+        raise commlayer.CommError("no Store")
+
+    if rank > 3:
+        Rounds._pump = lambda *_, **__: False  # type: ignore[method-assign]
+    if rank == 5:
+        Rounds._close = without_a_store  # type: ignore[method-assign]
+    try:
+        with local_of(model, join=store if rank > 3 else None) as local:
+            while len(local._training.living.members) < 3:  # type: ignore[union-attr]
+                store.set("begun", "")
+                time.sleep(0.02)
+                train(model, local._optimizer, rank, [local.steps])
+    except commlayer.CommError as error:
+        return type(error).__name__
+    return ""
+
+
+def test_all_ranks_of_a_site_end_alike_where_the_training_ends_as_it_joins() -> None:
+    """They ask again, all or none."""
+    assert ranks.run(ends_as_it_joins, 6, environ=ranks.UDP) == [""] * 4 + ["ClosedError"] * 2
+
+
+def dies_before_with(rank: int, size: int, backend: str) -> str:
+    store: Any = ranks.store()
+    part = dist.PrefixStore("site", store)
+    dist.init_process_group(backend, store=part, rank=rank, world_size=size, timeout=timedelta(seconds=300))
+    model = model_of("DDP", init_device_mesh("cpu", (1, size), mesh_dim_names=("site", "rank"))["rank"])
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(commlayer.PeerLostError) as caught, local_of(model, join=store):
+        pass
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("backend", ["commlayer", "gloo"])
+def test_a_rank_that_dies_before_its_site_asks_is_named(backend: str) -> None:
+    """Long before the timeout of the site's WORLD."""
+    found = ranks.results(ranks.outcomes(dies_before_with, 3, backend, environ=ranks.UDP), {1})
+    for rank in (0, 2):
+        named = "rank(s) 1 of its group, 0, 1, 2, ended before `with`" if backend == "gloo" else "rank 1"
+        assert named in found[rank], found

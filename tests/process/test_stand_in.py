@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import os
 import signal
 import threading
@@ -98,6 +99,33 @@ def test_a_site_joins_while_another_one_is_late() -> None:
     found = check(Plan(quorum=1, away=((1, 4), (1, 5), (1, 6)), joins=(1,), waits=True, steps=40), environ=ranks.UDP)
     assert found[4].number == 4
     assert found[1].missed
+
+
+def inviter_is_away(rank: int, size: int) -> list[int]:
+    """The last rank joins while the loop of the first one, which invites, waits for that."""
+    quick()
+    store: Any = ranks.store()
+    joins, end = rank == size - 1, math.inf
+    if joins:
+        store.wait(["away"])
+    else:
+        ranks.init(rank, size - 1, timeout=timedelta(seconds=300))
+    with begin(Net(), quorum=1, min_sites=1, join=store if joins else None) as local:
+        store.set("joined" if joins else "begun", "")
+        while local.trained < end:
+            if rank == 0 and local.steps == 9:
+                store.set("away", "")
+                store.wait(["joined"])
+            if end == math.inf and store.check(["joined"]):
+                end = float(store.compare_set("end", "", str(local.trained + 100)))
+            time.sleep(0.01)
+            train(local._model, local._optimizer, rank, [local.steps])
+        return local.ranks
+
+
+def test_a_site_joins_while_the_one_that_invites_is_late() -> None:
+    """Another one sends it the state."""
+    assert ranks.run(inviter_is_away, 4, environ=ranks.UDP) == [[0, 1, 2, 3]] * 4
 
 
 def local_of(model: Any, momentum: float = 0.9, **given: Any) -> commlayer.LocalSteps:

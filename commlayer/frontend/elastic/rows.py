@@ -27,14 +27,12 @@ from ...errors import CommError, ConfigError, PeerLostError
 from ...transport.accord import store_errors
 from ...transport.native import Engine
 from ..group.backend import CommProcessGroup
+from ..group.mates import Mates
 from ..group.told import divided
 from .world import World
 
 DESCRIPTION = "commlayer.elastic"
 """The beginning of the groups' names."""
-
-CAUSE = 400
-"""Characters of an error that a rank tells its row."""
 
 
 def rows_of(world: CommProcessGroup, row: CommProcessGroup | None) -> list[list[int]]:
@@ -105,6 +103,7 @@ class Rows(World):
 
     def _connect(self, row: CommProcessGroup) -> None:
         self._group_of_row, self._ranks_of_row = row, dist.get_process_group_ranks(row)
+        self._mates = Mates(self, self.row, "row")
 
     # ---- who they are ----
 
@@ -227,12 +226,10 @@ class Rows(World):
             self._is_told = True
 
     def tell_left(self) -> None:
-        with contextlib.suppress(RuntimeError):  # without a Store
-            self.store("leaving").set(f"{self.own} has left", "")
+        self._mates.leave()
 
     def tell_end(self, cause: BaseException) -> None:
-        with contextlib.suppress(RuntimeError):  # without a Store
-            self.store("ended").set(f"{self.own}", f"{type(cause).__name__}: {cause}"[:CAUSE])
+        self._mates.give_up(cause)
 
     def is_row_leaving(self) -> bool:
         store = self.store("leaving")
@@ -249,29 +246,13 @@ class Rows(World):
         self.end()
 
     def loss(self, error: BaseException | None, others: Collection[int] | None = None) -> str:
-        mates, died, causes = set(self.row) - {self.own}, set[int](), dict[int, str]()
-        rest = set(self.members) - set(self.row)
-        with contextlib.suppress(RuntimeError):  # without a Store
-            rest -= self.whole(self.dead(rest))
-            mates = {each for each in mates if not self.store("leaving").check([f"{each} has left"])}
-            causes = self._causes(mates)
-            died = self.dead(mates) - {*causes}
-        gone, what = died or {*causes}, "died or ended"
-        culprit = error.culprit if isinstance(error, CommError) else None  # by its rank in WORLD
-        named = {number for number, rank in zip(self.row, self._ranks_of_row, strict=True) if rank == culprit}
-        if not gone and named & mates:
-            gone, what = named, "died, ended or did not answer"
-        elif gone and not died:
-            what = f"gave up ({causes[min(causes)]})"
-        if not gone:
-            return ""
-        verb, others = ("can go on", rest) if others is None else ("go on", others)
-        then = f"rank(s) {_listed(others)} {verb} without this row" if others else "no row is whole any more"
-        remedy = "end this process" if others else "start the job again from a checkpoint"
-        return (
-            f"rank {self.own}: rank(s) {_listed(gone)} of its row, {_listed(self.row)}, {what}, and a row cannot train "
-            f"without one of its ranks; {then}; {remedy}"
-        )
+        if others is None:
+            others = set(self.members)
+            with contextlib.suppress(RuntimeError):  # without a Store
+                others -= self.whole(self.dead(others - set(self.row)))
+        rank = error.culprit if isinstance(error, CommError) else None  # that in WORLD
+        numbers = dict(zip(self._ranks_of_row, self.row, strict=True))
+        return self._mates.loss(None if rank is None else numbers.get(rank), others, 0.0)
 
     # ---- for rows that join ----
 
@@ -281,11 +262,6 @@ class Rows(World):
     def follow(self, roster: Mapping[str, Any]) -> None:
         self._use_rows(roster["rows"])
         super().follow(roster)
-
-    def _causes(self, mates: Collection[int]) -> dict[int, str]:
-        """What those have told that make no more steps."""
-        store = self.store("ended")
-        return {each: store.get(f"{each}").decode() for each in mates if store.check([f"{each}"])}
 
 
 def _listed(numbers: Collection[int]) -> str:

@@ -7,7 +7,6 @@ import json
 import time
 from collections.abc import Collection, Sequence
 
-from ...errors import CommError
 from .party import Party
 
 CAUSE = 400
@@ -38,12 +37,17 @@ class Mates:
             self._store.compare_set("gave up", "", told)
             self._store.set(f"{self._party.own} gave up", "")
 
-    def loss(self, error: BaseException | None, others: Collection[int] | None, patience_s: float) -> str:
+    def leave(self) -> None:
+        """This member has left as it was to: its process may end. Does nothing without a Store."""
+        with contextlib.suppress(RuntimeError):
+            self._store.set(f"{self._party.own} has left", "")
+
+    def loss(self, culprit: int | None, others: Collection[int] | None, patience_s: float) -> str:
         """The text of an error, if a mate is gone; else it is empty. Looks for it so long, or until it is clear
-        that all mates live. `error`: what this member has found. `others`: the members that may go
+        that all mates live. `culprit`: the member that an error of this one names. `others`: the members that may go
         on; None: none does, of those that live."""
         begun_s = time.monotonic()
-        while not (found := self._died(error)) and (passed_s := time.monotonic() - begun_s) < patience_s:
+        while not (found := self._died(culprit)) and (passed_s := time.monotonic() - begun_s) < patience_s:
             if (passed_s > DYING_S and (found := self._gave_up())) or self._is_alone(passed_s):
                 break
             time.sleep(PAUSE_S)
@@ -59,7 +63,7 @@ class Mates:
         then = (
             f"rank(s) {_listed(rest)} go on without it, if they are enough"
             if rest
-            else "no other rank of the job is alive"
+            else f"no other {self._noun} is whole"
         )
         remedy = "end this process" if rest else "unless these have ended well, start the job again from a checkpoint"
         return (
@@ -77,11 +81,10 @@ class Mates:
     def _whose(self) -> str:
         return f"of its {self._noun}, {_listed(self.ranks)},"
 
-    def _died(self, error: BaseException | None) -> str:
+    def _died(self, culprit: int | None) -> str:
         """Which mates have died, as this member has found."""
         if dead := {each for each in self.dead() if not self._has_told(each)}:
             return f"rank(s) {_listed(dead)} {self._whose} died or ended"
-        culprit = error.culprit if isinstance(error, CommError) else None
         if culprit in set(self.ranks) - {self._party.own} and not self._has_told(culprit):
             return f"rank {culprit} {self._whose} died, ended or did not answer"
         return ""
@@ -102,9 +105,9 @@ class Mates:
         return not self._gave_up() and all(mate in here or self._has_told(mate) for mate in self.ranks)
 
     def _has_told(self, mate: int) -> bool:
-        """Whether it has given up by itself."""
+        """Whether it has given up by itself, or has left."""
         with contextlib.suppress(RuntimeError):
-            return bool(self._store.check([f"{mate} gave up"]))
+            return any(self._store.check([f"{mate} {word}"]) for word in ("gave up", "has left"))
         return False
 
 

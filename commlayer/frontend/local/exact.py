@@ -330,6 +330,7 @@ class ExactSteps:
     def leave(self) -> None:
         """The training ends with exact steps: all ranks take the weights of the first site, and average their buffers.
         Raises CommError if other ranks go on."""
+        self._site.part()
 
         def told() -> None:
             self._heads.tell(Head(self.steps * self._is_plain, is_leaving=True))

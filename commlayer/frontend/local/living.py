@@ -124,6 +124,11 @@ class Living:
         return self._party
 
     @property
+    def own_site(self) -> list[int]:
+        """The numbers of this site's ranks, by place. One that has joined has others than in its WORLD."""
+        return list(self._site.ranks) if self._party is None else self._mates.ranks
+
+    @property
     def store(self) -> Any:
         """A part of the Store that all sites share, also with those that join."""
         if self._party is not None:
@@ -218,7 +223,7 @@ class Living:
             if party.own in verdict.gone:
                 self.is_excluded = True
                 raise PeerLostError(
-                    self._mates.loss(error, set(party.members) - verdict.gone, DYING_S)
+                    self._mates.loss(self._culprit(error), set(party.members) - verdict.gone, DYING_S)
                     or f"{self._who}: the other sites took this one for dead and have gone on without it; end this "
                     f"process"
                 ) from error
@@ -338,8 +343,11 @@ class Living:
         if self._party is None or self._site.shares(error) or self.is_excluded:
             return ""
         rest = set(self._party.members) - self._party.whole(self._dead()) if has_begun else None
-        known = None if self._is_apart else error  # its culprit has the number of another job
-        return self._mates.loss(known, rest, silence_s)
+        return self._mates.loss(self._culprit(error), rest, silence_s)
+
+    def _culprit(self, error: BaseException | None) -> int | None:
+        """The number of the rank that an error names. A site that has joined has errors of two jobs."""
+        return error.culprit if isinstance(error, CommError) and not self._is_apart else None
 
     def _dead(self) -> set[int]:
         """Other members that have ended, or are silent. None without a Store."""

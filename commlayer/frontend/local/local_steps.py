@@ -203,6 +203,11 @@ class LocalSteps:
             self._training.begun()[0].average(self._optimizer, has_closure=has_closure)
 
     def _after_step(self, *_: Any) -> None:
+        self._advance()
+        self._training.site.stepped(self.steps)
+
+    def _advance(self) -> None:
+        """A step was made: all that follows for the sites."""
         if self._training.rounds is not None:
             self._training.rounds.step(self._training.count())
             return
@@ -236,8 +241,7 @@ class LocalSteps:
     @property
     def steps(self) -> int:
         """Steps of this rank, exact ones and those before a checkpoint included."""
-        exact = 0 if self._training.exact is None else self._training.exact.steps
-        return exact + (0 if self._training.rounds is None else self._training.rounds.steps)
+        return self._training.steps
 
     @property
     def syncs(self) -> int:

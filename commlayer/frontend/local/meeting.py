@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import secrets
+import time
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import torch.distributed as dist
 
 from ...errors import AbortedError, CommError, ConfigError, OperationTimeoutError, PeerLostError
+from ..group.backend import CommProcessGroup
 from ..work.odd import odd_ones, usual
+
+HERE = "at with LocalSteps"
+"""The key in a group's Store of a rank that has come."""
+
+LATE_S = 1.0
+"""Ranks that live may come so much later than one that has noticed the end of another one."""
 
 LOST = (PeerLostError, AbortedError, OperationTimeoutError)
 """Errors of a sync after which the other sites can go on: a site died, ended its `with` by an exception, or hangs."""
@@ -65,6 +74,33 @@ def meet(group: dist.ProcessGroup, own: Introduction, remedies: Mapping[str, str
                 f"{remedies['digests']}"
             )
     return all_told[0].token
+
+
+def attend(group: dist.ProcessGroup) -> None:
+    """Returns once all ranks of the group have come, if its backend is commlayer or gloo. Raises PeerLostError if one
+    of them has ended, for which `new_group` would wait until its timeout. All ranks call."""
+    if isinstance(group, CommProcessGroup):
+        group.barrier().wait()
+    elif dist.get_backend(group) == "gloo":
+        _, store = dist.distributed_c10d._world.pg_map[group]
+        store.set(f"{HERE} {group.rank()}", "")
+        try:
+            dist.barrier(group)
+        except RuntimeError as error:
+            raise PeerLostError(_absent(group, store, error)) from error
+
+
+def _absent(group: dist.ProcessGroup, store: Any, error: RuntimeError) -> str:
+    """The text of an error: gloo does not name the rank that has ended."""
+    time.sleep(LATE_S)
+    ranks, absent = dist.get_process_group_ranks(group), list[str]()
+    with contextlib.suppress(RuntimeError):  # without a Store
+        absent = [str(rank) for at, rank in enumerate(ranks) if not store.check([f"{HERE} {at}"])]
+    who = f"rank(s) {', '.join(absent)}" if absent else "another rank"
+    return (
+        f"rank {dist.get_rank()}: LocalSteps: {who} of its group, {', '.join(map(str, ranks))}, ended before `with`, "
+        f"or did not come to it in time; start all of them again ({error})"
+    )
 
 
 ErrorT = TypeVar("ErrorT", bound=CommError)

@@ -22,6 +22,8 @@ class Report(NamedTuple):
     lacks: bool
     """Whether it lacks the state."""
     is_listening: bool
+    is_away: bool
+    """Whether its loop is away, which would pack its state."""
     transfers: Mapping[str, Any]
     """As of `Transfers.report`."""
 

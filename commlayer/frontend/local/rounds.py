@@ -16,12 +16,10 @@ from ...compress.codec import FINE, codec_of
 from ...compress.fine import Fine
 from ...errors import ClosedError
 from ..group.backend import CommProcessGroup
-from ..group.joining import Joining
 from ..group.kept import Kept
-from ..group.packing import Packing, unpack
 from ..group.told import told_by_all
-from ..group.transfer import Transfers
 from . import tally
+from .arriving import Arriving
 from .bell import Bell
 from .living import Living
 from .meeting import LOST
@@ -77,15 +75,14 @@ class Rounds:
         """Whether the loop was late once: since then it begins turns as an uneven site does."""
         self.course: Callable[[], Mapping[str, Any]] = dict
         """Tells a site that joins what it needs beside the shared weights, in Python's own types and tensors."""
-        self._told: tuple[Mapping[str, Any], int] = {}, 0  # by another site, with its steps
         self._last: Outcome | None = None  # of the last sync, for sites that lack it after a death
         self._bell: Bell | None = None
         self.stand_in: StandIn | None = None
-        self._transfers = Transfers(self._pack)
-        self._joining: Joining[Ended] | None = None
-        """What this site lacks of the training that it joins; None: nothing."""
+        self._arriving = Arriving(self.shared, lambda: {"steps": self.steps, "course": self.course()})
         self._is_listening = False
         """Whether this site has joined, and made no step since."""
+        self._is_away = False
+        """Whether a thread acts on behalf of the loop."""
 
     def listen(self, silence_s: float) -> None:
         """Before the first step: from now on, turns that other sites begin are heard."""
@@ -97,10 +94,9 @@ class Rounds:
 
     @property
     def _vote(self) -> Vote | None:
-        """That of this site; None: it has one rank. A site that has joined has other numbers than in its WORLD."""
-        living, size = self._living, len(self._site.ranks)
-        site = living.party.site_of(living.party.own) if living.goes_on else self._site.ranks
-        return Vote(site[0], self._site.place, size) if size > 1 else None
+        """That of this site; None: it has one rank."""
+        size = len(self._site.ranks)
+        return Vote(self._living.own_site[0], self._site.place, size) if size > 1 else None
 
     def close(self) -> None:
         """Ends the thread that listens. Idempotent."""
@@ -176,10 +172,11 @@ class Rounds:
 
         Ranks that skipped steps have begun fewer syncs than others: they take part until all leave. Then each fragment
         is sent once more. A site that dies after that is not missed, but those that live make sure that all have the
-        last sync.
+        last sync. Raises MismatchError on all ranks of a site of which one makes further steps.
         """
         self._marks.clear()
         with self._loop():
+            self._site.part()
             self._finish()
             together = 0
             while together < self.turns.fragments:
@@ -187,11 +184,12 @@ class Rounds:
                 heads = self._finish()
                 together = together + 1 if all(head.is_leaving for head in heads) else 0
             if self._living.goes_on:
-                self._close()
+                self._site.agreed(self._close)
             self.shared.put()
 
     def _close(self) -> None:
-        """Returns once all sites that live have made the last sync."""
+        """Returns once all sites that live have made the last sync. It may fail on one rank of a site alone, which has
+        not heard of the end."""
         while not self._living.is_finished:
             try:
                 self._living.everyone.barrier().wait()
@@ -211,11 +209,11 @@ class Rounds:
         at = self.turns.fragment(self.syncs)
         fragment = self.shared.fragments[at]
         difference = fragment.weights()
-        if self._joining is None:  # else the model has the difference, until it gets G
+        if not self._arriving.joins:  # else the model has the difference, until it gets G
             difference -= fragment.shared
         steps, samples = self._tally.take(at)
         self._is_listening = self._is_listening and not steps
-        digest = 0 if self._joining is not None else fragment.digest()
+        digest = 0 if self._arriving.joins else fragment.digest()
         invites = not is_leaving and self._living.invite()
         head = Head(self.syncs, digest, finite(difference), is_leaving, steps, samples)
         head = head._replace(is_listening=self._is_listening, invites=invites)
@@ -248,7 +246,7 @@ class Rounds:
         """Waits for the sync in flight, if there is one, and applies all that the model lacks."""
         heads = self.conclude()
         while self._kept:
-            self._transfers.finish_packing()
+            self._arriving.settle()
             ended, before = self._kept.take(), self.shared.trained
             self.shared.apply(ended.outcome, ended.counted)
             if self._has_passed(before):
@@ -259,22 +257,23 @@ class Rounds:
         """Waits for the sync in flight, if there is one, and keeps what it means for the model. Returns all heads."""
         if self._sync is None:
             return ()
+        self._is_away = not is_loop
         sync, self._sync = self._sync, None
         sync, outcome, is_heard = self._ended(sync, pumps=is_loop)
         turn, counted = sync.head.turn, sync.counted()
-        if self._joining is None:
+        if not self._arriving.joins:
             own = None if sync.head.is_late else sync
             self._kept.add(Ended(turn, outcome, counted if own or counted.any() else 0.0, own, sync.age))
         else:
-            self._transfers.finish_packing()
+            self._arriving.settle()
             self.shared.fragments[self.turns.fragment(turn)].add(counted.neg_())
-            self._joining.keep(Ended(turn, outcome))
+            self._arriving.keep(Ended(turn, outcome))
         if self._living.goes_on:
             self._last = outcome
         if is_heard and self._living.listening:
             heard = zip(self._living.members, outcome.heads, strict=True)
             self._living.hear({member for member, head in heard if head.is_listening})
-            self._transfers.forget(self._living.listening)
+            self._arriving.forget(self._living.listening)
         if is_heard and sync.invites:
             self._living.regroup(None, functools.partial(self._meet, None))
         return outcome.heads
@@ -316,7 +315,8 @@ class Rounds:
         difference, buffers = (values.zero_() for values in self.shared.like(self.syncs))
         fragment = self.shared.fragments[self.turns.fragment(self.syncs)]
         digest = 0 if self._kept else fragment.digest()
-        head = Head(self.syncs, digest, True, False, 0, 0.0, self._is_listening, is_late=True)
+        invites = self._living.invite()
+        head = Head(self.syncs, digest, True, False, 0, 0.0, self._is_listening, invites, is_late=True)
         self._begin(head, difference, buffers)
         self.syncs, self._since, self.is_behind = self.syncs + 1, 0, True
 
@@ -343,7 +343,7 @@ class Rounds:
     def _outcome(self, sync: Sync, *, pumps: bool) -> Outcome:
         if not sync.has_begun:
             sync.start()
-        while pumps and self._is_busy and not sync.is_done:
+        while pumps and self._arriving.is_busy and not sync.is_done:
             if not self._pump():
                 time.sleep(PAUSE_S)
         return sync.finish()
@@ -368,16 +368,14 @@ class Rounds:
         A site begins a sync when it has the outcome of the one before, so that is the only one that others may lack.
         """
         group, members = self._living.group, self._living.members
-        lacks = self._joining is not None and not self._joining.is_loaded
-        if self._joining is not None and not lacks:
-            while self._joining.catch_up():
-                pass
+        self._arriving.catch_up()
         own = Report(
             self.syncs if sync is None else sync.head.turn,
             None if self._last is None else (self._last.heads, self._last.is_rest),
-            lacks,
+            self._arriving.lacks,
             self._is_listening,
-            self._transfers.report(),
+            self._is_away,
+            self._arriving.report(),
         )
         told = told_by_all(group, own)
         reports: dict[int, Report] = dict(zip(members, told, strict=True))
@@ -386,14 +384,7 @@ class Rounds:
         outcome = outcome_of(group, told, self._last, lambda: self.shared.like(most - 1))
         if own.ended < 0:
             self.syncs = most
-        lacking = {member for member, each in reports.items() if each.lacks}
-        self._transfers.forget(lacking)
-        sent = {member: each.transfers for member, each in reports.items()}
-        if lacking:
-            living = self._living
-            is_new = self._transfers.match(living.party, living.everyone, living.training, lacking, sent)
-            if is_new and self._joining is not None:
-                self._joining.begin()
+        self._arriving.match(self._living, reports)
         return outcome
 
     # ---- a site that joins -----------------------------------------------------------------------------------------
@@ -403,40 +394,32 @@ class Rounds:
         have just begun a turn: what `course` had told there, and how many steps ago. Raises ClosedError if they end the
         training before."""
         self.syncs, self._is_listening = -1, True
-        self.shared.forget()
-        self._joining = joining = Joining[Ended](
-            self._transfers,
-            self._load,
-            lambda ended: ended.turn >= self.shared.syncs,
-            lambda ended: self.shared.follow(ended.outcome),
-            lambda ended: ended.nbytes,
-        )
+        self._arriving.begin()
         self._site.agreed(lambda: self._meet(None))
         try:
-            self._catch_up(joining)
-            told, steps = self._site.told(self._told)[0]  # other places may have that of a later step
+            self._catch_up()
+            told = self._site.told(self._arriving.told)[0]  # other places may have that of a later step
         except ClosedError:
             raise  # on all of them
         except BaseException as error:
             self._site.abort(error)  # the site's other ranks may wait for this one elsewhere
             raise
-        self._joining = None
-        self.shared.arrive()
-        made = steps - 1  # it was told before the schedule's step
+        self._arriving.end()
+        made = told["steps"] - 1  # it was told before the schedule's step
         self.steps = max(self.turns.steps(self.syncs - 1), made)  # as the others: its syncs begin with theirs
-        return told, self.steps - made
+        return told["course"], self.steps - made
 
-    def _catch_up(self, joining: Joining[Ended]) -> None:
+    def _catch_up(self) -> None:
         """Makes syncs until this site has all that the others have."""
         together, are_leaving = 0, False
-        while are_leaving or self._site.has_any(not joining.is_done):
-            while joining.is_full and self._pump(waits=True):
+        while are_leaving or self._site.has_any(not self._arriving.is_complete):
+            while self._arriving.is_full and self._pump(waits=True):
                 pass
             self._start(is_leaving=True)
             are_leaving = all(head.is_leaving for head in self._finish())
             together = together + 1 if are_leaving else 0
             if together == self.turns.fragments:
-                self._close()
+                self._site.agreed(self._close)
                 raise ClosedError("LocalSteps: the training has ended before this site had its state")
             self._pump()
 
@@ -444,25 +427,8 @@ class Rounds:
         """Keeps states on their way; whether this site has got on. The sync, too, finds a site that has died. `waits`:
         first waits for a piece."""
         with contextlib.suppress(*LOST):
-            if not self._kept:  # else it would lack the outcomes that a site which joins does not keep
-                self._transfers.pack()
-            self._transfers.send()
-            return self._joining is not None and self._joining.catch_up(waits=waits)
+            return self._arriving.pump(may_pack=not self._kept, waits=waits)
         return False
-
-    @property
-    def _is_busy(self) -> bool:
-        return bool(self._transfers.sendings) or self._joining is not None
-
-    def _pack(self) -> Packing:
-        """What a site that joins takes over."""
-        mine = {"syncs": self.shared.syncs, "steps": self.steps, "course": self.course()}
-        return Packing({**self.shared.state(), **mine})
-
-    def _load(self, packed: torch.Tensor) -> None:
-        found = unpack(packed)
-        self.shared.restore(found, found["syncs"])
-        self._told = found["course"], found["steps"]
 
     # ---- state ------------------------------------------------------------------------------------------------------
 

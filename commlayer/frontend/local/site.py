@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -11,12 +12,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ...errors import AbortedError, CommError, ConfigError
+from ...errors import AbortedError, CommError, ConfigError, MismatchError
 from ..gradients.fsdp import sharded_modules
 from ..group.backend import CommProcessGroup
 from ..group.options import NAME
 from ..group.told import divided
 from .meeting import LOST, is_on_all
+from .parting import Parting
 
 ResultT = TypeVar("ResultT")
 
@@ -43,6 +45,7 @@ class Site:
         self.rank, self.size = (0, 1) if replicas is None else (replicas.rank(), replicas.size())
         self._device = torch.device(device)
         self._own: CommProcessGroup | None = None
+        self._parting: Parting | None = None
 
     @staticmethod
     def of(model: nn.Module) -> Site:
@@ -122,6 +125,7 @@ class Site:
 
     def close(self) -> None:
         """Leaves that group. Idempotent."""
+        self.unwatch()
         own, self._own = self._own, None
         if own is not None:
             dist.destroy_process_group(own)
@@ -165,8 +169,7 @@ class Site:
         faults = [fault for fault in self.told(shown) if fault is not None]
         gravest = min(faults, key=lambda fault: (_is_passing(fault), isinstance(fault, AbortedError)))
         failed = own if own is not None and _kind_of(own) == _kind_of(gravest) else gravest
-        vars(failed)["is_on_site"] = True
-        raise failed
+        raise _on_site(failed)
 
     def done(self, do: Callable[[], Any]) -> list[Any]:
         """What `do` returns on each rank, by place. If it raises on one, all raise, as `agreed`. All ranks call."""
@@ -201,6 +204,73 @@ class Site:
         for group in self.groups:
             dist.all_reduce(reduced, op, group=group)
         return [float(value) for value in reduced.tolist()]
+
+    # ---- the end of the loops ----
+
+    def watch(self, store: Any, numbers: Sequence[int], steps: int, silence_s: float) -> None:
+        """The loops begin, after so many steps: from now on, one that ends earlier than the others is found. `store`,
+        `silence_s`: as of a `Parting`. `numbers`: those of the ranks, for errors."""
+        if len(self.ranks) > 1:
+            part = dist.PrefixStore(f"parting of {numbers[0]}", store)
+            own = numbers[self.place]
+            self._parting = Parting(part, numbers, own, steps, self._count, self._give_up, silence_s)
+
+    def stepped(self, steps: int) -> None:
+        """This rank has made so many steps. Raises MismatchError if another one has left before."""
+        if self._parting is None:
+            return
+        if self._parting.is_failed and (found := self._parting.error()) is not None:
+            raise _on_site(found)
+        self._parting.stepped(steps)
+
+    def part(self) -> None:
+        """This rank makes no more steps. All ranks call; if one makes further steps instead, all raise
+        MismatchError."""
+        if self._parting is None:
+            return
+        try:
+            self._parting.leave(self.told)
+        except MismatchError as error:
+            raise _on_site(error) from error.__cause__
+
+    def parted(self, error: BaseException) -> CommError | None:
+        """The error of all ranks, in place of one that this rank has found as it waited for another one that has ended
+        its loop; None: that is not so."""
+        is_own = isinstance(error, ConfigError) or not isinstance(error, RuntimeError)
+        if self._parting is None or is_own or self.shares(error) or (found := self._parting.error()) is None:
+            return None
+        return _on_site(found)
+
+    def unwatch(self) -> None:
+        """Ends the thread of `watch`. Idempotent."""
+        if self._parting is not None:
+            self._parting.close()
+
+    def _count(self) -> int:
+        """The collectives that this rank has begun with the others, of DDP and FSDP2 among them. Other backends than
+        commlayer count messages, too."""
+        found, groups = 0, list[Any](self.groups)  # torch's stub lacks the method
+        for group in groups:
+            with contextlib.suppress(RuntimeError):  # a backend that does not count
+                found += group._get_sequence_number_for_group()
+        return found
+
+    def _give_up(self) -> None:
+        """Ends the operations of this rank with the others, which one of them does not make. gloo's go on until the
+        process of that one ends."""
+        self.stop()
+        for group in self.groups:
+            if group.size() > 1:
+                group.abort()
+
+
+ErrorT = TypeVar("ErrorT", bound=BaseException)
+
+
+def _on_site(error: ErrorT) -> ErrorT:
+    """Marks an error that all ranks of the site raise."""
+    vars(error)["is_on_site"] = True
+    return error
 
 
 def _fault(error: Exception) -> CommError:

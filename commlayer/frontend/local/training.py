@@ -23,7 +23,7 @@ from .arguments import Arguments
 from .exact import ExactSteps
 from .exact_state import ExactState, policy_of
 from .living import DESCRIPTION, Living
-from .meeting import REMEDIES, Introduction, is_on_all, meet
+from .meeting import REMEDIES, Introduction, attend, is_on_all, meet
 from .rounds import Rounds
 from .site import Site, peers_of
 from .sync import policy_of_syncs
@@ -54,6 +54,12 @@ class Training:
         self.ranks: list[int] = []
         """Those that train, after the end."""
 
+    @property
+    def steps(self) -> int:
+        """See `LocalSteps.steps`."""
+        exact = 0 if self.exact is None else self.exact.steps
+        return exact + (0 if self.rounds is None else self.rounds.steps)
+
     def begun(self) -> tuple[ExactSteps, Living]:
         """Raises ConfigError before the beginning, and after the end."""
         if self.exact is None or self.living is None:
@@ -65,8 +71,7 @@ class Training:
     def meet(self, peers: dist.ProcessGroup | None) -> None:
         """Meets the other ranks, which begin, too. `peers`: those of this place in all sites; None: they are found."""
         given = peers or dist.distributed_c10d._get_default_group()
-        if isinstance(given, CommProcessGroup):
-            given.barrier().wait()  # raises PeerLostError after a death; new_group would wait for its timeout
+        attend(given)
         self.site = Site.of(self._model)
         ranks = dist.get_process_group_ranks(given) if peers is not None else peers_of(self.site)
         # A group of its own: ranks may skip steps, so syncs keep no order with other operations of the job.
@@ -93,8 +98,7 @@ class Training:
             told = Introduction(settings=alike, digests=digests)
             site.agreed(functools.partial(meet, within, told, REMEDIES))
         living.token = site.told(token)[0]
-        if self.given.min_sites is not None or self.given.quorum is not None:
-            site.separate(group.timeout)
+        site.separate(group.timeout)
         if self.given.min_sites is not None:
             site.agreed(functools.partial(living.watch, self.given.min_sites, self._silence_s))
         if self.rounds is None:
@@ -104,6 +108,7 @@ class Training:
             self.open(self.rounds, living)
             if flying := self._flying():
                 self.rounds.resume(flying)
+        self._watch_loops(living)
 
     def join(self, store: dist.Store) -> None:
         """Joins a training that has begun."""
@@ -116,6 +121,8 @@ class Training:
                 f"are its site; a site that joins has a WORLD if it has several ranks, and all of that are the site; "
                 f"leave init_process_group to the others, or call it for this site alone"
             )
+        if dist.is_initialized():
+            attend(dist.distributed_c10d._get_default_group())
         self.site.separate(None)  # before an error of one rank, which the others would wait for here
 
         def equip() -> ExactSteps:
@@ -137,6 +144,7 @@ class Training:
             exact.steps = course["exact"]
             self._state.follow(course, steps)
             rounds.listen(self._silence_s)
+            self._watch_loops(living)
 
         own, silence_s = self._joined_settings(), self._silence_s
         Living.join(store, own, given.min_sites, policy_of_syncs(), silence_s, self.site, begin)
@@ -151,6 +159,10 @@ class Training:
                 log.warning("no site can join this training: %s", error)
             else:
                 living.open(self._joined_settings(), rounds.turns)
+
+    def _watch_loops(self, living: Living) -> None:
+        """The loops of this site begin."""
+        self.site.watch(living.store, living.own_site, self.steps, self._silence_s)
 
     def _joined_settings(self) -> dict[str, Any]:
         """What a site that joins must have as all others, by name. All its ranks call."""
@@ -216,8 +228,12 @@ class Training:
     def give_up(self, error: BaseException) -> None:
         """This rank makes no more steps, and the others need not wait for it: neither where all raise this error, as
         some may have found a death instead, and make another group. If another rank of its site has died or has given
-        up before, raises PeerLostError: DDP and FSDP2 do not say that."""
+        up before, raises PeerLostError, and MismatchError if it has ended its loop before: DDP and FSDP2 do not say
+        that."""
         exact, living = self.begun()
+        if (parted := self.site.parted(error)) is not None:
+            self.give_up(parted)
+            raise parted from error
         if is_on_all(error):
             living.withdraw(error)
             return
@@ -245,6 +261,7 @@ class Training:
 
     def stop_threads(self) -> None:
         """As the process ends within `with`."""
+        self.site.unwatch()
         if self.rounds is not None:
             self.rounds.close()
         if self.living is not None:
