@@ -30,7 +30,11 @@ class PlanCache:
     def get(self, key: Hashable, make: Callable[[], Plan]) -> Plan:
         """The plan for `key`, made if it is missing. A plan larger than the limit is kept alone."""
         plan = self._plans.get(key)
-        return self._add(key, make()) if plan is None else plan
+        return self.add(key, make()) if plan is None else plan
+
+    def find(self, key: Hashable) -> Plan | None:
+        """The plan for `key`; None if it is missing. Small collectives have no time to make a function for `get`."""
+        return self._plans.get(key)
 
     def over(self, make: Callable[P, Plan]) -> Callable[P, Plan]:
         """`make`, whose plans are kept here by its arguments, which are hashable."""
@@ -50,9 +54,10 @@ class PlanCache:
             self._plans.clear()
             self._bytes = 0
 
-    def _add(self, key: Hashable, plan: Plan) -> Plan:
+    def add(self, key: Hashable, plan: Plan) -> Plan:
+        """Keeps a plan that was missing, and returns it, or that of a thread that was faster."""
         with self._lock:
-            if key in self._plans:  # another thread was faster
+            if key in self._plans:
                 return self._plans[key]
             self._bytes += _size_bytes(plan)
             while self._plans and self._bytes > self._limit_bytes:

@@ -31,8 +31,8 @@ MESSAGES_KEPT = 1000
 ORDINALS_KEPT = 4096
 """The latest pairs of another rank and a tag whose messages a group numbers: some jobs have a tag for each step."""
 
-FRAMES_SKIPPED = 6
-"""Frames of this package between `Calls.add` and torch, at least."""
+FRAMES_SKIPPED = 7
+"""Frames of this package between `_callers` and torch, at least."""
 
 FRAMES_HELD = 5
 """The same of `hold_callers`."""
@@ -193,13 +193,19 @@ class Calls:
         self.tally: Callable[[Call], None] | None = None
         """Takes each call when it leaves `latest`."""
 
-    def add(self, call: Call) -> None:
-        """Numbers a call that is about to start, and notes the time."""
+    def number(self, call: Call) -> None:
+        """Numbers a call that is about to start, and notes the time. `keep` follows."""
         if call.tag is None:
             call.sequence = self.collective_count = next(self._collectives)
-            self.collectives.append(call)
         else:
             call.sequence = next(self._messages)
+        call.submitted_s = time.monotonic()
+
+    def keep(self, call: Call) -> None:
+        """Keeps a numbered call and its callers. It takes a while: a call that does not block starts first."""
+        if call.tag is None:
+            self.collectives.append(call)
+        else:
             key = call.name, call.rank, call.tag
             with self._lock:
                 call.ordinal = self._ordinals[key] = self._ordinals.pop(key, 0) + 1
@@ -207,10 +213,15 @@ class Calls:
                     del self._ordinals[next(iter(self._ordinals))]
             self.messages.append(call)
         call.frames = _held.get() or _callers(FRAMES_SKIPPED)
-        if self.tally is not None and len(self.latest) == self.latest.maxlen:
-            self.tally(self.latest[0])
-        self.latest.append(call)
-        call.submitted_s = time.monotonic()
+        latest = self.latest
+        if self.tally is not None and len(latest) == latest.maxlen:
+            self.tally(latest[0])
+        latest.append(call)
+
+    def add(self, call: Call) -> None:
+        """Numbers and keeps a call that is about to start."""
+        self.number(call)
+        self.keep(call)
 
 
 def hold_callers() -> None:

@@ -66,9 +66,10 @@ class NativeGroup:
         self.staging_bytes = STAGING_BYTES
         self._group = group
         self._unreachable = unreachable
+        self._partners = frozenset(range(self.size)) - unreachable - {self.rank}
         self._lock = threading.Lock()
         self._idle = threading.Condition(self._lock)
-        self._calls = 0  # threads inside the native group; it is freed when there are none
+        self._inside: list[None] = []  # an entry per thread inside the native group; it is freed when there are none
         self._plans: dict[int, tuple[int, Any]] = {}  # each living plan's address and owner, by id(plan)
         # For reuse: requests without a Qos, their bytes, and places for the operations that they become.
         self._requests: list[tuple[Any, Any, Any]] = []
@@ -90,26 +91,27 @@ class NativeGroup:
         self._group = None
         self._lock = threading.Lock()
         self._idle = threading.Condition(self._lock)
+        self._inside = []
 
     def check_process(self) -> None:
         if self.is_inherited:
             raise self.error(lib.CL_ECLOSED)
 
     def submit(self, request: base.Request, call: Call | None = None) -> NativeHandle:
-        dtype, op, qos = request.dtype, request.op, request.qos
-        if request.plan.encodes and (dtype, op) != (base.DType.F32, base.Op.SUM):
+        plan, _, _, dtype, op, _, priority, order, qos, codec_key, gate, done = request
+        if plan.encodes and (dtype, op) != (base.DType.F32, base.Op.SUM):
             raise ConfigError(f"{self.who}: {op.name} of {dtype.name} with a codec: codecs are for sums of float32")
-        native_qos = None if qos is None else self._native_qos(qos, request.priority, request.order, dtype, op)
+        native_qos = None if qos is None else self._native_qos(qos, priority, order, dtype, op)
         group = self._enter()
         try:
             native = self._native_request(request)
             if native_qos is not None:
                 native[0].qos = native_qos[0]
-            native[0].codec_key = request.codec_key
-            has_words = request.gate != 0 or request.done != 0
+            native[0].codec_key = codec_key
+            has_words = gate != 0 or done != 0
             if has_words:
-                native[0].gate = ffi.cast("uint32_t *", request.gate)
-                native[0].done = ffi.cast("uint32_t *", request.done)
+                native[0].gate = ffi.cast("uint32_t *", gate)
+                native[0].done = ffi.cast("uint32_t *", done)
             status = lib.cl_submit(group, native[0], native[2])
             operation = native[2][0]
             if native_qos is None and not has_words:
@@ -165,7 +167,8 @@ class NativeGroup:
     def _start(self, function: Any, message: base.MessageRequest, priority: int, call: Call | None) -> Any:
         """Asks the engine for a point-to-point operation; returns the operation."""
         address, length, peer, tag, timeout_s, _, gate, done = message
-        self._check_message(peer, tag)
+        if peer not in self._partners or not 0 <= tag <= TAG_MAX:
+            self._check_message(peer, tag)
         native = _free_or_new(self._messages, "struct cl_message_request *")
         request, memory, out = native
         rank = ANY_SOURCE if peer is None else peer
@@ -254,9 +257,9 @@ class NativeGroup:
             if group is None:
                 return
             self._failure = self._read_failure(group)
-            if self._calls:
+            if self._inside:
                 lib.cl_group_abort(group, lib.CL_ECLOSED)
-                self._idle.wait_for(lambda: self._calls == 0)
+                self._idle.wait_for(lambda: not self._inside)
         lib.cl_group_close(group)
         on_left, self.on_left = self.on_left, lambda: None  # its owner and this group would keep each other
         on_left()
@@ -293,16 +296,18 @@ class NativeGroup:
         return culprit, detail
 
     def _enter(self) -> Any:
-        with self._lock:
-            if self._group is not None:
-                self._calls += 1
-                return self._group
-        raise self.error(self._end)
+        # A list needs no lock. The order matters: whoever closes the group looks for threads when it has taken it away.
+        self._inside.append(None)
+        group = self._group
+        if group is None:
+            self._leave()
+            raise self.error(self._end)
+        return group
 
     def _leave(self) -> None:
-        with self._lock:
-            self._calls -= 1
-            if self._group is None:
+        self._inside.pop()
+        if self._group is None:
+            with self._lock:
                 self._idle.notify_all()
 
     def _native_qos(self, qos: base.Qos, priority: int, order: int, dtype: base.DType, op: base.Op) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +43,7 @@ class NativeHandle:
         return self._group.is_inherited and lib.cl_operation_status(self._operation) == lib.CL_EAGAIN
 
     def wait(self, timeout_s: float | None = None) -> None:
-        if self._never_ends():
+        if self._group.is_inherited and self._never_ends():
             raise self._group.error(lib.CL_ECLOSED, self._call)
         if timeout_s is None:
             status = lib.cl_operation_wait(self._operation, 0)
@@ -108,6 +109,7 @@ class NativeReceiveHandle(NativeHandle):
         return int(rank[0])
 
 
+@functools.lru_cache
 def timeout_us_of(timeout_s: float) -> int:
     """The timeout as the engine takes it: 0 would mean none."""
     timeout_us = int(timeout_s * 1e6) if timeout_s < LONGEST_S else LONGEST_US

@@ -204,7 +204,7 @@ def test_close_while_in_flight(pair: Team) -> None:
 def test_close_under_a_caller(pair: Team) -> None:
     for rank in (0, 1):
         caller = pair.world.threads.submit(run, pair[rank])
-        while pair[rank]._calls == 0 and not caller.done():
+        while not pair[rank]._inside and not caller.done():
             pass
         pair[rank].close()
         with pytest.raises((ClosedError, AbortedError)):

@@ -49,8 +49,8 @@ def start_one_of_each(submitter: Submitter, priority: int | None = None) -> None
         call = Call("broadcast", tensor.dtype, [tensor.shape], rank=0)
         submitter.start(call, operations, opts, [tensor], [tensor], [], priority=priority)
     if priority is None:
-        submitter.send(tensor, tensor, 1, 0)
-        submitter.receive(tensor, tensor, 1, 0)
+        submitter.send([tensor], 1, 0)
+        submitter.receive([tensor], 1, 0)
 
 
 def test_the_context_replaces_the_class_of_the_group() -> None:

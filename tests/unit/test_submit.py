@@ -59,7 +59,7 @@ def broadcast(submitter: Submitter, tensor: torch.Tensor, opts: Any = None, copi
 def test_a_long_receive_holds_no_memory_of_other_operations() -> None:
     submitter, group = submitter_and_group()
     waiting = torch.ones(3)
-    submitter.receive(waiting, waiting, None, 0)
+    submitter.receive([waiting], None, 0)
     seen = []
     for _ in range(5):
         tensor = torch.ones(3)
@@ -117,7 +117,7 @@ def test_coalesced_operations_have_one_work() -> None:
     submitter.begin_coalescing()
     first = broadcast(submitter, torch.ones(2))
     broadcast(submitter, flat, copies=[(flat, [column])])
-    submitter.receive(column, column, 1, 0)
+    submitter.receive([torch.ones(2)], 1, 0)
     work = submitter.end_coalescing()
     broadcast(submitter, flat)
     for handle in group.handles[:2]:
@@ -149,7 +149,7 @@ def test_timeouts() -> None:
     opts.timeout = timedelta(seconds=2)
     broadcast(submitter, torch.ones(2))
     broadcast(submitter, torch.ones(2), opts)
-    submitter.send(torch.ones(2), torch.ones(2), 1, 0)
+    submitter.send([torch.ones(2)], 1, 0)
     assert group.timeouts_s == [5.0, 2.0, 5.0]
 
 
@@ -193,8 +193,8 @@ def test_calls_are_noted_with_their_times() -> None:
     begin_s = time.monotonic()
     broadcast(submitter, torch.ones(2))
     receiving = torch.ones(3)
-    submitter.send(receiving, receiving, 1, 5)
-    submitter.receive(receiving, receiving, None, 5)
+    submitter.send([receiving], 1, 5)
+    submitter.receive([receiving], None, 5)
     empty = torch.ones(0)
     submitter.start(Call("all_reduce", empty.dtype, [empty.shape]), [], AllreduceOptions(), [empty], [empty], [])
     calls = list(submitter.calls.latest)
@@ -210,3 +210,54 @@ def test_calls_are_noted_with_their_times() -> None:
     group.handles[0].end(None, Times(1.0, 2.0, 3.0))
     assert calls[0].times() == Times(1.0, 2.0, 3.0)
     assert calls[3].elapsed_s() == 0.0
+
+
+class LookingGroup(StillGroup):
+    """Notes how many calls are kept when an operation starts; a failing one refuses every operation."""
+
+    is_failing = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: list[int] = []
+        self.look: Any = None
+
+    def submit(self, request: Request | MessageRequest, call: Any = None) -> FakeHandle:
+        self.kept.append(self.look())
+        if self.is_failing:
+            raise PeerLostError("rank 1 is lost")
+        return super().submit(request, call)
+
+    run = send = receive = submit
+
+
+@pytest.mark.parametrize("hosts", [((0,), (1,)), ((0, 1),)])
+def test_packets_leave_before_a_call_is_kept(hosts: tuple[tuple[int, ...], ...]) -> None:
+    """A call that blocks is kept first: those that watch look for it."""
+    group: Any = LookingGroup()
+    group.hosts = hosts
+    submitter = Submitter(group, Settings(), 3, lambda: timedelta(seconds=5))
+    group.look = lambda: len(submitter.calls.latest)
+    submitter.send([torch.ones(2)], 1, 0)
+    submitter.receive([torch.ones(2)], 1, 0)
+    opts = AllreduceOptions()
+    for opts.asyncOp in (True, False):
+        broadcast(submitter, torch.ones(2), opts)
+    assert group.kept == [0, 1, 2, 4]
+    assert len(submitter.calls.latest) == 4
+
+
+def test_a_call_that_cannot_start_is_kept() -> None:
+    group: Any = LookingGroup()
+    group.is_failing = True
+    submitter = Submitter(group, Settings(), 3, lambda: timedelta(seconds=5))
+    group.look = lambda: len(submitter.calls.latest)
+    for start in (
+        lambda: submitter.send([torch.ones(2)], 1, 0),
+        lambda: submitter.receive([torch.ones(2)], 1, 0),
+        lambda: broadcast(submitter, torch.ones(2)),
+    ):
+        with pytest.raises(PeerLostError):
+            start()
+    assert [call.title() for call in submitter.calls.latest] == ["send 1", "receive 2", "broadcast 1"]
+    assert all(call.is_failed for call in submitter.calls.latest)

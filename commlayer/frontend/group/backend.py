@@ -166,9 +166,9 @@ class CommProcessGroup(dist.ProcessGroup):
         """The ranks of the group by host."""
         self.host_count = len(native.hosts)
         # torch's set_timeout and _set_pg_timeout put the group's timeout into gloo's options.
-        priority, gloo = self.policy.service_class, self._gloo
+        priority, options = self.policy.service_class, self._gloo.options
         agreement = dist.PrefixStore("shares", rendezvous.store)
-        self._submitter = Submitter(self._native, settings, priority, lambda: gloo.options._timeout, calls, agreement)
+        self._submitter = Submitter(self._native, settings, priority, lambda: options._timeout, calls, agreement)
         self._native.on_left = self._submitter.forget
         self._record = open_record(self, name, global_ranks or range(size), self._native, self._submitter, config)
         self._collectives = Collectives(
@@ -364,15 +364,15 @@ class CommProcessGroup(dist.ProcessGroup):
 
     @placed(inputs=[0], is_message=True)
     def send(self, tensors: list[Tensor], dstRank: int, tag: int = 0) -> Work:  # noqa: N803
-        return self._collectives.send(tensors, dstRank, tag) or self._fallback.send(tensors, dstRank, tag)
+        return self._submitter.send(tensors, dstRank, tag) or self._fallback.send(tensors, dstRank, tag)
 
     @placed(outputs=[0], is_message=True)
     def recv(self, tensors: list[Tensor], srcRank: int, tag: int = 0) -> Work:  # noqa: N803
-        return self._collectives.receive(tensors, srcRank, tag) or self._fallback.recv(tensors, srcRank, tag)
+        return self._submitter.receive(tensors, srcRank, tag) or self._fallback.recv(tensors, srcRank, tag)
 
     @placed(outputs=[0], is_message=True)
     def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> Work:
-        return self._collectives.receive(tensors, None, tag) or self._fallback.recv_anysource(tensors, tag)
+        return self._submitter.receive(tensors, None, tag) or self._fallback.recv_anysource(tensors, tag)
 
     def split_group(
         self,

@@ -401,20 +401,6 @@ class Collectives:
         """Ends on no rank before it has begun on all."""
         return self._submitter.start(Call("barrier"), self._submitter.barrier(), opts, [], [], [])
 
-    @profiled
-    def send(self, tensors: list[Tensor], to: int, tag: int) -> Work | None:
-        """Sends one tensor to another rank, which receives it with the same tag."""
-        if len(tensors) != 1 or not are_plain(tensors):
-            return None
-        return self._submitter.send(tensors[0], flatten(tensors), to, tag)
-
-    @profiled
-    def receive(self, tensors: list[Tensor], source: int | None, tag: int) -> Work | None:
-        """Receives one tensor from a rank or, with None, from any."""
-        if len(tensors) != 1 or not are_plain(tensors):
-            return None
-        return self._submitter.receive(tensors[0], space(tensors), source, tag)
-
     def _deliver(
         self,
         name: str,

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
 from itertools import pairwise
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -21,6 +20,7 @@ from ...transport.call import Call
 T = TypeVar("T")
 P = ParamSpec("P")
 WorkT = TypeVar("WorkT", bound=Work | None)
+StartT = TypeVar("StartT", bound=Callable[..., Any])
 
 EVENT = "commlayer:record_param_comms"
 """torch's own backends name it without a prefix, and attach the arguments to the thread in C++ (ParamCommsDebugInfo).
@@ -86,9 +86,16 @@ class CommsProfile:
             "Global rank stride": stride(ranks),
         }
 
-    def record(self, call: Call) -> AbstractContextManager[Any]:
-        """The event of a call, which lasts as long as the context; nothing unless a profiler runs."""
-        return _RecordFunctionFast(EVENT, (), self.metadata(call)) if _profiler_enabled() else _NOTHING
+    def recorded(self, call: Call, start: StartT) -> StartT:
+        """`start`, or while a profiler runs a function with the event of a call, which lasts as long as `start`."""
+        if not _profiler_enabled():
+            return start
+
+        def recorded(*args: Any, **named: Any) -> Any:
+            with _RecordFunctionFast(EVENT, (), self.metadata(call)):
+                return start(*args, **named)
+
+        return recorded  # type: ignore[return-value]  # it takes and returns what `start` does
 
     def metadata(self, call: Call) -> dict[str, Any]:
         """The arguments of the event, as libkineto names them."""
@@ -107,9 +114,6 @@ class CommsProfile:
         if call.is_message and call.rank is not None:
             found["Dst Rank" if call.name == "send" else "Src Rank"] = self._ranks[call.rank]
         return found
-
-
-_NOTHING = nullcontext()
 
 
 def stride(ranks: Sequence[int]) -> int:

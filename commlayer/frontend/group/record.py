@@ -30,7 +30,7 @@ def open_record(
     describe = description_of(group)
     rank = group.rank()
     record = GroupRecord(name, describe, ranks, rank, submitter.calls, native.awaited, native.status)
-    submitter.profile = CommsProfile(name, describe, ranks, rank).record
+    submitter.profile = CommsProfile(name, describe, ranks, rank).recorded
     native.on_failure = functools.partial(watch.failed, record.number)
     recorder.open(record)
     watch_steps()

@@ -11,7 +11,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import Any, NamedTuple, TypeVar
 
@@ -28,10 +27,12 @@ from ...transport.base import DType, Group, Handle, MessageRequest, Op, Qos, Req
 from ...transport.call import Call, Calls
 from ..work.context import NeedsHostError, current_label, current_order, current_priority, current_words
 from ..work.work import CommWork, JoinedHandle, ReceiveWork, join
+from .profile import profiled
 from .shares import LEAST_BYTES, Shares, Store
-from .tensors import Kind, copy_back
+from .tensors import Kind, are_plain, copy_back, flatten, is_stretch, space
 
 HandleT = TypeVar("HandleT", bound=Handle)
+StartT = TypeVar("StartT", bound=Callable[..., Any])
 
 UNSET = timedelta(milliseconds=-1)
 """torch's value in the options of an operation that has the timeout of its group."""
@@ -82,8 +83,8 @@ class Submitter:
             self._shares = Shares(group, settings, store, lambda: timeout().total_seconds())
         self.calls = calls or Calls()
         """The calls of the group."""
-        self.profile: Callable[[Call], AbstractContextManager[Any]] = lambda _: nullcontext()
-        """Returns the event of a call in torch's profiler."""
+        self.profile: Callable[[Call, StartT], StartT] = lambda _, start: start
+        """Returns a function that starts a call: the given one, or that with an event in torch's profiler."""
         self._in_flight: deque[tuple[Handle, list[Tensor]]] = deque()
         self._scalars: deque[CommWork] = deque()
         self._coalesced: list[CommWork] | None = None
@@ -110,30 +111,29 @@ class Submitter:
         """
         if count == 0:
             return []
-        itemsize = source.element_size() // kind.parts
-        numel, average, element = count * kind.parts, kind.average, kind.element
+        itemsize, numel = source.element_size() // kind.parts, count * kind.parts
         settings = self._settings if partial is None else partial.settings
         weights: tuple[int, ...] = ()
         if self._shares is not None and name == "all_reduce" and kind.op == Op.SUM and numel * itemsize >= LEAST_BYTES:
             weights = self._shares.weights(numel * itemsize, _coded(settings, pair))
-
-        def made() -> Plan:
+        partial_key = None if partial is None else partial.plan_key
+        key = (name, numel, itemsize, kind.average, root, partial_key, kind.element, signed, pair, weights)
+        plan = self._plans.find(key)
+        if plan is None:
             coded = _coded(settings, pair)
-            return plan_for(
+            made = plan_for(
                 name,
                 rank=self._group.rank,
                 hosts=self._group.hosts,
                 numel=numel,
                 itemsize=itemsize,
-                average=average,
+                average=kind.average,
                 root=root,
-                element=element,
+                element=kind.element,
                 signed=signed,
                 settings=dataclasses.replace(coded, weights=weights) if weights else coded,
             )
-
-        key = None if partial is None else partial.plan_key
-        plan = self._plans.get((name, numel, itemsize, average, root, key, element, signed, pair, weights), made)
+            plan = self._plans.add(key, made)
         return [Operation(plan, source.data_ptr(), target.data_ptr(), kind.dtype, kind.op)]
 
     def delivery(
@@ -200,23 +200,14 @@ class Submitter:
         call.weights = operations[0].plan.weights if operations else ()
         if copies:
             finish = functools.partial(copy_back, copies)
-        self.calls.add(call)
-        with self.profile(call):
-            if words is None and not getattr(opts, "asyncOp", True) and qos is None and codec_key is None:
-                self._run(call, operations, timeout_s, priority)
-                if finish is not None:
-                    finish()
-                if self._in_flight:
-                    with self._lock:
-                        self._let_go()
-                return CommWork(None, results, call=call)
-            handles, order = [], current_order()
-            gate, done = (0, 0) if words is None else words[:2]
-            for operation in operations:
-                request = Request(*operation, timeout_s, priority, order, qos, codec_key or 0, gate, done)
-                handle = _started(call, self._group.submit, request)
-                self._keep(handle, memory)
-                handles.append(handle)
+        self.calls.number(call)
+        is_plain = words is None and qos is None and codec_key is None
+        if is_plain and not getattr(opts, "asyncOp", True):
+            self.profile(call, self._run)(call, operations, timeout_s, priority, finish)
+            return CommWork(None, results, call=call)
+        gate, done = (0, 0) if words is None else words[:2]
+        shared = timeout_s, priority, current_order(), qos, codec_key or 0, gate, done
+        handles = self.profile(call, self._submit)(call, operations, memory, shared)
         if not handles:
             call.ended_s = call.submitted_s
             return CommWork(None, results, call=call)
@@ -226,8 +217,16 @@ class Submitter:
             self._keep_scalar(work)
         return self._noted(work)
 
-    def _run(self, call: Call, operations: Sequence[Operation], timeout_s: float, priority: int) -> None:
+    def _run(
+        self,
+        call: Call,
+        operations: Sequence[Operation],
+        timeout_s: float,
+        priority: int,
+        finish: Callable[[], None] | None,
+    ) -> None:
         """Runs a call's operations, and returns when they have ended."""
+        self.calls.keep(call)
         try:
             for operation in operations:
                 self._group.run(Request(*operation, timeout_s=timeout_s, priority=priority), call=call)
@@ -235,35 +234,91 @@ class Submitter:
             call.is_failed = True
             raise
         call.ended_s = time.monotonic()
+        if finish is not None:
+            finish()
+        if self._in_flight:
+            with self._lock:
+                self._let_go()
 
-    def send(self, tensor: Tensor, source: Tensor, to: int, tag: int) -> Work:
-        """Sends `source`, the elements of `tensor` in one stretch."""
-        address, priority = source.data_ptr(), self._class()
-        gate, done = _words_of(address)
-        call = Call("send", tensor.dtype, [tensor.shape], (), "", to, tag, (), priority, current_label())
-        self.calls.add(call)
-        with self.profile(call):
-            timeout_s = self._timeout().total_seconds()
-            message = MessageRequest(address, source.nbytes, to, tag, timeout_s, priority, gate, done)
-            call.handle = handle = _started(call, self._group.send, message)
-        if not handle.done():
-            self._keep(handle, [source])
-        return self._noted(CommWork(handle, [tensor], [source], call=call))
+    def _submit(
+        self, call: Call, operations: Sequence[Operation], memory: list[Tensor], shared: tuple[Any, ...]
+    ) -> list[Handle]:
+        """Starts a call's operations. `shared`: the rest of their requests. All that can wait comes afterwards: packets
+        leave first."""
+        handles = []
+        try:
+            for operation in operations:
+                handle = self._group.submit(Request(*operation, *shared), call=call)
+                self._keep(handle, memory)
+                handles.append(handle)
+        except BaseException:
+            call.is_failed = True  # no rank waits for it
+            raise
+        finally:
+            self.calls.keep(call)
+        return handles
 
-    def receive(self, tensor: Tensor, target: Tensor, source: int | None, tag: int) -> Work:
-        """Receives into `target`, and copies that to `tensor` if it is another one. `source` None: from any rank."""
-        address = target.data_ptr()
-        _, done = _words_of(address)  # it reads nothing, and needs no gate
-        call = Call("receive", tensor.dtype, (), [tensor.shape], "", source, tag, (), None, current_label())
-        self.calls.add(call)
-        with self.profile(call):
-            timeout_s = self._timeout().total_seconds()
-            message = MessageRequest(address, target.nbytes, source, tag, timeout_s, self._class(), 0, done)
-            call.handle = handle = _started(call, self._group.receive, message)
+    @profiled
+    def send(self, tensors: list[Tensor], to: int, tag: int) -> Work | None:
+        """Sends one tensor to another rank, which receives it with the same tag. None: as of `Collectives`."""
+        if len(tensors) != 1:
+            return None
+        source = tensors[0]
+        if not is_stretch(source):
+            if not are_plain(tensors):
+                return None
+            source = flatten(tensors)
+        return self._message("send", self._group.send, CommWork, tensors, source, to, tag)
+
+    @profiled
+    def receive(self, tensors: list[Tensor], source: int | None, tag: int) -> Work | None:
+        """Receives one tensor from a rank or, with None, from any. None: as of `Collectives`."""
+        if len(tensors) != 1:
+            return None
+        target, finish = tensors[0], None
+        if not is_stretch(target):
+            if not are_plain(tensors):
+                return None
+            target = space(tensors)
+            finish = functools.partial(copy_back, [(target, tensors)])
+        return self._message("receive", self._group.receive, ReceiveWork, tensors, target, source, tag, finish)
+
+    def _message(
+        self,
+        name: str,
+        start: Callable[..., Handle],
+        kind: type[CommWork],
+        tensors: list[Tensor],
+        memory: Tensor,
+        other: int | None,
+        tag: int,
+        finish: Callable[[], None] | None = None,
+    ) -> Work:
+        """Starts a message from or to `memory`. All that can wait comes afterwards, as in `_submit`."""
+        address, words, gate, done = memory.data_ptr(), current_words(), 0, 0
+        if words is not None:
+            words.check(address)
+            gate, done = words[:2]
+        priority, shapes, label = self._class(), [tensors[0].shape], current_label()
+        if name == "send":
+            call = Call(name, memory.dtype, shapes, (), "", other, tag, (), priority, label)
+        else:
+            call = Call(name, memory.dtype, (), shapes, "", other, tag, (), None, label)
+            gate = 0  # it reads nothing
+        timeout_s = self._timeout().total_seconds()
+        message = MessageRequest(address, memory.nbytes, other, tag, timeout_s, priority, gate, done)
+        self.calls.number(call)
+        try:
+            call.handle = handle = self.profile(call, start)(message, call=call)
+        except BaseException:
+            call.is_failed = True
+            raise
+        finally:
+            self.calls.keep(call)
+        held = [memory]
         if not handle.done():
-            self._keep(handle, [target])
-        finish = None if target is tensor else functools.partial(copy_back, [(target, [tensor])])
-        return self._noted(ReceiveWork(handle, [tensor], [target], finish, call=call))
+            self._keep(handle, held)
+        return self._noted(kind(handle, tensors, held, finish, call=call))
 
     @property
     def local(self) -> tuple[int, ...]:
@@ -342,25 +397,7 @@ class Submitter:
             self._in_flight.popleft()
 
 
-def _words_of(address: int) -> tuple[int, int]:
-    """The words of a message from or to this address that starts here: `gate` and `done` of `MessageRequest`."""
-    words = current_words()
-    if words is None:
-        return 0, 0
-    words.check(address)
-    return words.gate, words.done
-
-
 def _coded(settings: Settings, pair: CodecPair | None) -> Settings:
     if pair is None:
         return settings
     return dataclasses.replace(settings, codecs=pair[:2], keep_errors=pair.keeps_errors, keep_sums=pair.keeps_sums)
-
-
-def _started(call: Call, start: Callable[..., HandleT], request: Request | MessageRequest) -> HandleT:
-    """Starts an operation of `call`, which has failed if that raises an error: no rank waits for it then."""
-    try:
-        return start(request, call=call)
-    except BaseException:
-        call.is_failed = True
-        raise

@@ -12,8 +12,16 @@ from ...config import CLASS
 
 ORDER_MAX = (1 << 16) - 1
 
+# Every operation asks for these four: a method of ContextVar takes less time than a function around it.
 _priority: ContextVar[int | None] = ContextVar("commlayer.priority", default=None)
+current_priority = _priority.get
+"""Returns the class of this context; None: there is none."""
 _order: ContextVar[int] = ContextVar("commlayer.order", default=0)
+current_order = _order.get
+"""Returns the place of operations of this context, 0 to ORDER_MAX."""
+_label: ContextVar[str] = ContextVar("commlayer.label", default="")
+current_label = _label.get
+"""Returns the name of operations of this context; empty: there is none."""
 
 
 class NeedsHostError(Exception):
@@ -37,7 +45,8 @@ class Words(NamedTuple):
 
 
 _words: ContextVar[Words | None] = ContextVar("commlayer.words", default=None)
-_label: ContextVar[str] = ContextVar("commlayer.label", default="")
+current_words = _words.get
+"""Returns the words of the operation that starts in this context; None: it has none."""
 
 
 @contextlib.contextmanager
@@ -67,11 +76,6 @@ def priority(n: int) -> Iterator[None]:
         _priority.reset(token)
 
 
-def current_priority() -> int | None:
-    """The class of this context; None: there is none."""
-    return _priority.get()
-
-
 @contextlib.contextmanager
 def in_order(place: int) -> Iterator[None]:
     """Operations that start in this context go, between hosts and within their class, before those of a larger `place`.
@@ -84,11 +88,6 @@ def in_order(place: int) -> Iterator[None]:
         yield
     finally:
         _order.reset(token)
-
-
-def current_order() -> int:
-    """The place of operations of this context, 0 to ORDER_MAX."""
-    return _order.get()
 
 
 @contextlib.contextmanager
@@ -104,16 +103,6 @@ def labelled(text: str) -> Iterator[None]:
         _label.reset(token)
 
 
-def current_label() -> str:
-    """The name of operations of this context; empty: there is none."""
-    return _label.get()
-
-
 def hold_words(words: Words) -> None:
     """The operation that starts in this context has these words."""
     _words.set(words)
-
-
-def current_words() -> Words | None:
-    """The words of the operation that starts in this context; None: it has none."""
-    return _words.get()

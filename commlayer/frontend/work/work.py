@@ -207,13 +207,14 @@ class CommWork(Work):
 
     def settle(self) -> None:
         """Runs `finish`, once. It is for callers that know that the operation ended well."""
-        with self._lock:
-            if self._finish is not None:
-                self._finish()
-                self._finish = None
-            if self._memory is not None:
-                self._memory.clear()
-                self._memory = None
+        if self._finish is not None:  # until it has run: other threads wait for that
+            with self._lock:
+                if self._finish is not None:
+                    self._finish()
+                    self._finish = None
+        memory, self._memory = self._memory, None
+        if memory is not None:
+            memory.clear()
 
 
 class ReceiveWork(CommWork):
