@@ -3,16 +3,19 @@ the timeout, and the other sites go on as after the end of a site."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from commlayer.frontend.local import parting
 from tests import ranks
 from tests.process.test_local_errors import begin
 from tests.process.test_local_steps import Net, train
@@ -81,7 +84,7 @@ def check_parted(ended: list[tuple[str, str]], said: str) -> None:
 
 
 @pytest.mark.parametrize("layout", ["DDP", "FSDP2", pytest.param("HSDP", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("backend", ["commlayer", "gloo"])
+@pytest.mark.parametrize("backend", ["commlayer", "gloo", "cpu:gloo"])
 @pytest.mark.parametrize("steps", [0, 7, STEPS - 1])
 def test_a_rank_that_ends_its_loop_earlier(layout: str, backend: str, steps: int) -> None:
     """The last rank; the other site goes on."""
@@ -110,3 +113,36 @@ def test_two_of_three_go_on() -> None:
     ended = found("DDP", "gloo", {4: 5}, width=3, min_sites=1)
     assert ended[:3] == [("", "")] * 3
     check_parted(ended[3:], "rank 4 has left `with` after step 5, and rank ")
+
+
+def after_the_loop(rank: int, size: int, backend: str) -> float:
+    """Loops of equally many steps, after which ranks of a site exchange unequally many messages and collectives, and
+    some leave later than others. Returns the sum of the weights."""
+    ranks.init(rank, size, backend, timeout=TIMEOUT)
+    model = model_of("DDP", 2, 2)
+    group, place = model.process_group, rank % 2
+    with begin(model) as local:
+        for step in range(STEPS):
+            train(model, local._optimizer, rank, [step])
+        values = torch.zeros(4)
+        if place:
+            dist.send(values, rank - 1, group=group)
+            dist.send(values, rank - 1, group=group)
+            works = [dist.all_reduce(values, group=group, async_op=True)]
+        else:
+            dist.recv(values, rank + 1, group=group)
+            dist.recv(values, rank + 1, group=group)
+            works = [dist.all_reduce(values, group=group, async_op=True)]
+            with torch.no_grad():
+                model.module.eval()(torch.ones(2, 40))
+            time.sleep(3 * parting.LOOK_S)
+        for work in works:
+            work.wait()
+    found = sum(float(parameter.sum()) for parameter in model.parameters())
+    dist.destroy_process_group()
+    return found
+
+
+@pytest.mark.parametrize("backend", ["commlayer", "gloo"])
+def test_what_ranks_do_after_equal_loops_is_no_step(backend: str) -> None:
+    assert len(set(ranks.run(after_the_loop, 4, backend, environ=ranks.UDP))) == 1

@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
+import torch
 import torch.distributed as dist
 
 from ...errors import AbortedError, CommError, ConfigError, OperationTimeoutError, PeerLostError
@@ -16,7 +17,7 @@ from ..group.backend import CommProcessGroup
 from ..work.odd import odd_ones, usual
 
 HERE = "at with LocalSteps"
-"""The key in a group's Store of a rank that has come."""
+"""The key in a group's Store of the times that a rank has come."""
 
 LATE_S = 1.0
 """Ranks that live may come so much later than one that has noticed the end of another one."""
@@ -77,25 +78,25 @@ def meet(group: dist.ProcessGroup, own: Introduction, remedies: Mapping[str, str
 
 
 def attend(group: dist.ProcessGroup) -> None:
-    """Returns once all ranks of the group have come, if its backend is commlayer or gloo. Raises PeerLostError if one
-    of them has ended, for which `new_group` would wait until its timeout. All ranks call."""
+    """Returns once all ranks of the group have come, if its backend for the CPU is commlayer or gloo. Raises
+    PeerLostError if one of them has ended, for which `new_group` would wait until its timeout. All ranks call."""
     if isinstance(group, CommProcessGroup):
         group.barrier().wait()
-    elif dist.get_backend(group) == "gloo":
+    elif "cpu:gloo" in dist.get_backend_config(group).split(","):
         _, store = dist.distributed_c10d._world.pg_map[group]
-        store.set(f"{HERE} {group.rank()}", "")
+        times = store.add(f"{HERE} {group.rank()}", 1)
         try:
-            dist.barrier(group)
+            dist.all_reduce(torch.zeros(1), group=group)
         except RuntimeError as error:
-            raise PeerLostError(_absent(group, store, error)) from error
+            raise PeerLostError(_absent(group, store, times, error)) from error
 
 
-def _absent(group: dist.ProcessGroup, store: Any, error: RuntimeError) -> str:
-    """The text of an error: gloo does not name the rank that has ended."""
+def _absent(group: dist.ProcessGroup, store: Any, times: int, error: RuntimeError) -> str:
+    """The text of an error: gloo does not name the rank that has ended. The others have come so many times."""
     time.sleep(LATE_S)
     ranks, absent = dist.get_process_group_ranks(group), list[str]()
     with contextlib.suppress(RuntimeError):  # without a Store
-        absent = [str(rank) for at, rank in enumerate(ranks) if not store.check([f"{HERE} {at}"])]
+        absent = [str(rank) for at, rank in enumerate(ranks) if store.add(f"{HERE} {at}", 0) < times]
     who = f"rank(s) {', '.join(absent)}" if absent else "another rank"
     return (
         f"rank {dist.get_rank()}: LocalSteps: {who} of its group, {', '.join(map(str, ranks))}, ended before `with`, "

@@ -1,8 +1,11 @@
 """`Parting`: the ranks of a site end their loops together, after equally many steps.
 
 A rank that ends its loop says so in the Store, and waits for its mates before it exchanges anything with them. One that
-makes a further step would wait for it there, in a collective of DDP or FSDP2. A thread of each rank finds that: the
-other one has left, and this one has begun collectives since its last step that the other one has not.
+makes a further step would wait for it there, in a collective of DDP or FSDP2. A thread of each rank finds that: another
+one has left after as many steps, and this one has begun a forward pass of training since, which that one had not.
+
+What ranks exchange besides says nothing: some evaluate, save and send without the others. A loop that calls a part of
+its model instead of the model is not found, and waits until the timeout of its group.
 """
 
 from __future__ import annotations
@@ -13,6 +16,9 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
+
+import torch
+from torch import nn
 
 from ...errors import CommError, MismatchError
 from ...transport.store_link import connection, patience_s
@@ -32,7 +38,7 @@ class Parting:
     """That of one rank of a site, which has not begun its loop.
 
     `store`: a part of the Store that all ranks of the site share. `site`: their numbers; `own` is this one's. `steps`:
-    those that it has made. `count`: how many collectives it has begun with the others. `abort` ends those that wait.
+    those that it has made. `model`: its forward passes are watched. `abort` ends the collectives of the site.
     """
 
     def __init__(
@@ -41,32 +47,39 @@ class Parting:
         site: Sequence[int],
         own: int,
         steps: int,
-        count: Callable[[], int],
+        model: nn.Module,
         abort: Callable[[], Any],
         silence_s: float,
     ) -> None:
         self._store, self._site, self._own, self._silence_s = store, list(site), own, silence_s
-        self._count, self._abort = count, abort
-        self._made = steps, count()  # one value, which the thread reads
+        self._abort = abort
+        self._at = steps, False  # one value, which the thread reads: the steps, and whether a pass has begun since
         self._has_left = False
         self.is_failed = False
         """Whether the thread has found that the loops end after different steps."""
+        self._hook = model.register_forward_pre_hook(
+            self._pass_begins, prepend=True
+        )  # before that of FSDP2, which waits
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="commlayer-parting", daemon=True)
         self._thread.start()
 
+    def _pass_begins(self, model: nn.Module, _: Any) -> None:
+        if model.training and torch.is_grad_enabled():
+            self._at = self._at[0], True
+
     def stepped(self, steps: int) -> None:
         """This rank has made so many steps."""
-        self._made = steps, self._count()
+        self._at = steps, False
 
     def leave(self, tell: Callable[[Any], Sequence[Any]]) -> None:
         """This rank makes no more steps. `tell` gives its argument to all ranks of the site, each of which calls, and
         returns that of each, by place. Raises MismatchError on all of them, if one makes further steps."""
         self._has_left = True
-        steps, count = self._made
+        self._hook.remove()
+        steps, is_in_pass = self._at
         with contextlib.suppress(RuntimeError):  # without a Store
-            self._store.set(str(self._own), json.dumps([steps, self._count() - count]))
-            self._store.set(LEFT, "")
+            self._store.compare_set(LEFT, "", json.dumps([self._own, steps, is_in_pass]))
         try:
             told = tell(steps)
         except CommError as error:
@@ -93,6 +106,7 @@ class Parting:
 
     def close(self) -> None:
         """Ends the thread. Idempotent."""
+        self._hook.remove()
         self._stopped.set()
         if self._thread is not threading.current_thread():
             self._thread.join(CLOSE_S + patience_s(self._silence_s))
@@ -111,22 +125,23 @@ class Parting:
             while not self._stopped.wait(LOOK_S):
                 if self._look(store):
                     self.is_failed = True
-                    self._abort()
-                    return
+                    break
         except RuntimeError as error:
             log.warning("LocalSteps: the Store is gone, so a rank may wait in vain for one that has left: %s", error)
+        if self.is_failed and not self._stopped.is_set():
+            self._abort()
 
     def _look(self, store: Any) -> bool:
-        """Whether a rank of the site makes steps without another one."""
+        """Whether a rank of the site makes steps without another one. The first that has left decides: all have made as
+        many steps as it, or they have made them without collectives."""
+        if not store.check([LEFT]):
+            return False
         if store.check([VERDICT]):
             return True
-        if self._has_left or not store.check([LEFT]):
+        rank, steps, was_in_pass = json.loads(store.get(LEFT))
+        made, is_in_pass = self._at
+        if self._has_left or not (made > steps or (made == steps and is_in_pass and not was_in_pass)):
             return False
-        for rank in self._site:
-            if rank != self._own and store.check([str(rank)]):
-                steps, count = json.loads(store.get(str(rank)))
-                made, before = self._made
-                if made > steps or (made == steps and self._count() - before > count):
-                    store.compare_set(VERDICT, "", json.dumps([rank, steps, self._own]))
-                    return True
-        return False
+        if not self._stopped.is_set():  # the answers of the Store may have come late
+            store.compare_set(VERDICT, "", json.dumps([rank, steps, self._own]))
+        return True

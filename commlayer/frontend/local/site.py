@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -207,13 +206,14 @@ class Site:
 
     # ---- the end of the loops ----
 
-    def watch(self, store: Any, numbers: Sequence[int], steps: int, silence_s: float) -> None:
+    def watch(self, store: Any, numbers: Sequence[int], steps: int, model: nn.Module, silence_s: float) -> None:
         """The loops begin, after so many steps: from now on, one that ends earlier than the others is found. `store`,
-        `silence_s`: as of a `Parting`. `numbers`: those of the ranks, for errors."""
+        `model`, `silence_s`: as of a `Parting`. `numbers`: those of the ranks, for errors."""
+        self.unwatch()
         if len(self.ranks) > 1:
             part = dist.PrefixStore(f"parting of {numbers[0]}", store)
             own = numbers[self.place]
-            self._parting = Parting(part, numbers, own, steps, self._count, self._give_up, silence_s)
+            self._parting = Parting(part, numbers, own, steps, model, self._give_up, silence_s)
 
     def stepped(self, steps: int) -> None:
         """This rank has made so many steps. Raises MismatchError if another one has left before."""
@@ -245,15 +245,6 @@ class Site:
         """Ends the thread of `watch`. Idempotent."""
         if self._parting is not None:
             self._parting.close()
-
-    def _count(self) -> int:
-        """The collectives that this rank has begun with the others, of DDP and FSDP2 among them. Other backends than
-        commlayer count messages, too."""
-        found, groups = 0, list[Any](self.groups)  # torch's stub lacks the method
-        for group in groups:
-            with contextlib.suppress(RuntimeError):  # a backend that does not count
-                found += group._get_sequence_number_for_group()
-        return found
 
     def _give_up(self) -> None:
         """Ends the operations of this rank with the others, which one of them does not make. gloo's go on until the

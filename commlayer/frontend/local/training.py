@@ -162,7 +162,7 @@ class Training:
 
     def _watch_loops(self, living: Living) -> None:
         """The loops of this site begin."""
-        self.site.watch(living.store, living.own_site, self.steps, self._silence_s)
+        self.site.watch(living.store, living.own_site, self.steps, self._model, self._silence_s)
 
     def _joined_settings(self) -> dict[str, Any]:
         """What a site that joins must have as all others, by name. All its ranks call."""
