@@ -193,35 +193,34 @@ class Calls:
         self.tally: Callable[[Call], None] | None = None
         """Takes each call when it leaves `latest`."""
 
-    def number(self, call: Call) -> None:
-        """Numbers a call that is about to start, and notes the time. `keep` follows."""
+    def begin(self, call: Call) -> None:
+        """Numbers and lists a call that is about to start, and notes the time: errors of other calls look for it from
+        now on. `note_callers` follows."""
+        call.submitted_s = time.monotonic()
         if call.tag is None:
             call.sequence = self.collective_count = next(self._collectives)
-        else:
-            call.sequence = next(self._messages)
-        call.submitted_s = time.monotonic()
-
-    def keep(self, call: Call) -> None:
-        """Keeps a numbered call and its callers. It takes a while: a call that does not block starts first."""
-        if call.tag is None:
             self.collectives.append(call)
         else:
+            call.sequence = next(self._messages)
             key = call.name, call.rank, call.tag
             with self._lock:
                 call.ordinal = self._ordinals[key] = self._ordinals.pop(key, 0) + 1
                 if len(self._ordinals) > ORDINALS_KEPT:
                     del self._ordinals[next(iter(self._ordinals))]
             self.messages.append(call)
-        call.frames = _held.get() or _callers(FRAMES_SKIPPED)
         latest = self.latest
         if self.tally is not None and len(latest) == latest.maxlen:
             self.tally(latest[0])
         latest.append(call)
 
+    def note_callers(self, call: Call) -> None:
+        """Keeps the callers of a call. It takes a while: a call that does not block starts first."""
+        call.frames = _held.get() or _callers(FRAMES_SKIPPED)
+
     def add(self, call: Call) -> None:
-        """Numbers and keeps a call that is about to start."""
-        self.number(call)
-        self.keep(call)
+        """Lists a call that is about to start, and its callers."""
+        self.begin(call)
+        self.note_callers(call)
 
 
 def hold_callers() -> None:

@@ -213,17 +213,17 @@ def test_calls_are_noted_with_their_times() -> None:
 
 
 class LookingGroup(StillGroup):
-    """Notes how many calls are kept when an operation starts; a failing one refuses every operation."""
+    """Notes what `look` finds when an operation starts; a failing one refuses every operation."""
 
     is_failing = False
 
     def __init__(self) -> None:
         super().__init__()
-        self.kept: list[int] = []
+        self.seen: list[Any] = []
         self.look: Any = None
 
     def submit(self, request: Request | MessageRequest, call: Any = None) -> FakeHandle:
-        self.kept.append(self.look())
+        self.seen.append(self.look())
         if self.is_failing:
             raise PeerLostError("rank 1 is lost")
         return super().submit(request, call)
@@ -232,26 +232,25 @@ class LookingGroup(StillGroup):
 
 
 @pytest.mark.parametrize("hosts", [((0,), (1,)), ((0, 1),)])
-def test_packets_leave_before_a_call_is_kept(hosts: tuple[tuple[int, ...], ...]) -> None:
-    """A call that blocks is kept first: those that watch look for it."""
+def test_packets_leave_before_the_callers_are_noted(hosts: tuple[tuple[int, ...], ...]) -> None:
+    """Those that watch find a call before it starts, and the callers of one that blocks."""
     group: Any = LookingGroup()
     group.hosts = hosts
     submitter = Submitter(group, Settings(), 3, lambda: timedelta(seconds=5))
-    group.look = lambda: len(submitter.calls.latest)
+    group.look = lambda: (len(submitter.calls.latest), sum(bool(call.frames) for call in submitter.calls.latest))
     submitter.send([torch.ones(2)], 1, 0)
     submitter.receive([torch.ones(2)], 1, 0)
     opts = AllreduceOptions()
     for opts.asyncOp in (True, False):
         broadcast(submitter, torch.ones(2), opts)
-    assert group.kept == [0, 1, 2, 4]
-    assert len(submitter.calls.latest) == 4
+    assert group.seen == [(1, 0), (2, 1), (3, 2), (4, 4)]
 
 
 def test_a_call_that_cannot_start_is_kept() -> None:
     group: Any = LookingGroup()
     group.is_failing = True
     submitter = Submitter(group, Settings(), 3, lambda: timedelta(seconds=5))
-    group.look = lambda: len(submitter.calls.latest)
+    group.look = lambda: (len(submitter.calls.latest), sum(bool(call.frames) for call in submitter.calls.latest))
     for start in (
         lambda: submitter.send([torch.ones(2)], 1, 0),
         lambda: submitter.receive([torch.ones(2)], 1, 0),

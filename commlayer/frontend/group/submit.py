@@ -200,7 +200,7 @@ class Submitter:
         call.weights = operations[0].plan.weights if operations else ()
         if copies:
             finish = functools.partial(copy_back, copies)
-        self.calls.number(call)
+        self.calls.begin(call)
         is_plain = words is None and qos is None and codec_key is None
         if is_plain and not getattr(opts, "asyncOp", True):
             self.profile(call, self._run)(call, operations, timeout_s, priority, finish)
@@ -226,7 +226,7 @@ class Submitter:
         finish: Callable[[], None] | None,
     ) -> None:
         """Runs a call's operations, and returns when they have ended."""
-        self.calls.keep(call)
+        self.calls.note_callers(call)
         try:
             for operation in operations:
                 self._group.run(Request(*operation, timeout_s=timeout_s, priority=priority), call=call)
@@ -255,7 +255,7 @@ class Submitter:
             call.is_failed = True  # no rank waits for it
             raise
         finally:
-            self.calls.keep(call)
+            self.calls.note_callers(call)
         return handles
 
     @profiled
@@ -307,17 +307,17 @@ class Submitter:
             gate = 0  # it reads nothing
         timeout_s = self._timeout().total_seconds()
         message = MessageRequest(address, memory.nbytes, other, tag, timeout_s, priority, gate, done)
-        self.calls.number(call)
+        self.calls.begin(call)
+        held = [memory]
         try:
             call.handle = handle = self.profile(call, start)(message, call=call)
+            if not handle.done():
+                self._keep(handle, held)
         except BaseException:
             call.is_failed = True
             raise
         finally:
-            self.calls.keep(call)
-        held = [memory]
-        if not handle.done():
-            self._keep(handle, held)
+            self.calls.note_callers(call)
         return self._noted(kind(handle, tensors, held, finish, call=call))
 
     @property
