@@ -110,7 +110,9 @@ class Inquiry:
                 "key": [call.name, str(call.dtype), call.reduction, call.rank, [*map(str, call.signed), *call.weights]],
                 "elements": sum(map(math.prod, call.inputs or call.outputs)),
                 "exchanged": call.exchanged,
-                "text": f"{call.title()} {call.arguments(self._ranks)}".rstrip() + f" in {place}" * bool(place),
+                "text": f"{call.title()} {call.arguments(self._ranks)}".rstrip()
+                + f" ({call.label})" * bool(call.label)
+                + f" in {place}" * bool(place),
             }
             for call in list(self._calls.latest)
             for place in [place_of(call)]

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from ...errors import AbortedError, CommError, ConfigError, OperationTimeoutError, PeerLostError
 from ..group.backend import CommProcessGroup
-from ..work.odd import odd_ones, usual
+from ..work.odd import differing, odd_ones, usual
 
 HERE = "at with LocalSteps"
 """The key in a group's Store of a rank that has come."""
@@ -62,8 +62,7 @@ def meet(group: dist.ProcessGroup, own: Introduction, remedies: Mapping[str, str
             raise ConfigError(f"rank {rank}: {other.fault}")
     for name in dict.fromkeys(name for other in all_told for name in other.settings):
         values = [other.settings.get(name) for other in all_told]
-        if odd := odd_ones(values):
-            found = ", ".join(f"{values[at]!r} on rank {ranks[at]}" for at in sorted({usual(values), odd[0]}))
+        if found := differing(values, ranks):
             raise ConfigError(f"LocalSteps: {name} differs: {found}; {remedies.get(name, 'use the same on all ranks')}")
     for name in all_told[0].digests:
         values = [other.digests.get(name) for other in all_told]
