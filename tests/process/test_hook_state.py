@@ -373,3 +373,16 @@ def test_a_group_of_a_hook_has_the_timeout_of_the_models(rank: int, size: int, b
     assert made is not pair
     assert made.timeout == timedelta(seconds=17)
     dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("given", [None, "WORLD"])
+@ranks.on(1, ranks.run_job)
+def test_a_state_that_is_none_is_refused(rank: int, size: int, given: str | None) -> None:
+    """torch's own hooks take a group, or None."""
+    model = DistributedDataParallel(nn.Linear(2, 2))
+    model.register_comm_hook(None if given is None else dist.group.WORLD, commlayer.allreduce_hook)
+    text = r"rank 0: .* as its state; .*HookState\(commlayer.Policy\(\)" + (
+        r"\)" if given is None else ", process_group"
+    )
+    with pytest.raises(commlayer.ConfigError, match=text):
+        model(torch.ones(1, 2)).sum().backward()

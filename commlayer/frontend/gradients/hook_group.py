@@ -18,7 +18,7 @@ from ...errors import CommError, ConfigError, MismatchError
 from ..group.backend import CommProcessGroup
 from ..group.options import NAME, Options
 from ..group.told import told_by_all
-from ..work.context import labelled, priority
+from ..work.context import labelled
 from ..work.odd import differing, odd_ones
 
 # Collectives of groups of any backend: the names of torch 2.13, and those before.
@@ -88,7 +88,7 @@ def check_alike(group: CommProcessGroup, settings: Mapping[str, Any]) -> None:
     All ranks of the group call: what they would do next, as making a group, could be different things.
     """
     ranks = dist.get_process_group_ranks(group)
-    with priority(0), labelled("the policies of its comm hook"):
+    with labelled("the policies of its comm hook"):
         told = told_by_all(group, settings)
         by_name = {name: [each[name] for each in told] for name in settings}
         found = {name: text for name, values in by_name.items() if (text := differing(values, ranks))}
