@@ -188,8 +188,12 @@ class NativeGroup:
         with self._lock:  # in a forked child there is no group
             if self._group is None:
                 return
-            log.warning("%s aborts: %s", self.who, reason)
+            if reason:
+                log.warning("%s aborts: %s", self.who, reason)
+            else:  # the caller means it, as `elastic` where ranks have gone
+                log.info("%s ends: abort()", self.who)
             self.diagnosis.is_aborted_here = True
+        reason = reason or f"rank {self.diagnosis.number(self.rank)} aborted its process group"
         if self.diagnosis.inquiry is not None:
             # The reason goes before the abort: peers that hear of it look for the reason, and not for long.
             self.diagnosis.inquiry.abort(reason)

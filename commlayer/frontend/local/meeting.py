@@ -57,9 +57,10 @@ def meet(group: dist.ProcessGroup, own: Introduction, remedies: Mapping[str, str
     dist.all_gather_object(told, dataclasses.asdict(own), group=group)
     ranks = [dist.get_global_rank(group, member) for member in range(group.size())]
     all_told = [Introduction(**fields) for fields in told]
-    for rank, other in zip(ranks, all_told, strict=True):
-        if other.fault:
-            raise ConfigError(f"rank {rank}: {other.fault}")
+    fault = next((other.fault for other in all_told if other.fault), "")
+    if fault:
+        faulty = [str(rank) for rank, other in zip(ranks, all_told, strict=True) if other.fault == fault]
+        raise ConfigError(f"rank{'s' * (len(faulty) > 1)} {', '.join(faulty)}: {fault}")
     for name in dict.fromkeys(name for other in all_told for name in other.settings):
         values = [other.settings.get(name) for other in all_told]
         if found := differing(values, ranks):
