@@ -25,6 +25,9 @@ HOW = "destroy_process_group, or the end of its script"
 EVEN = "do all ranks make equally many steps, and the same calls? (DDP with uneven data: `with model.join():`)"
 """The remedy where a rank has left."""
 
+SAME_MESSAGE = "send and receive tensors of the same size, in the same order on both ranks, or with different tags"
+"""The remedy where the two ends of a message differ."""
+
 NAMELESS = ("", "undefined")
 """Descriptions that torch gives a group without one."""
 
@@ -76,6 +79,8 @@ class Diagnosis:
         left = left and culprit is not None and status == lib.CL_EPEERLOST
         if left and culprit is not None:
             text, elapsed, remedy = f"rank {self.number(culprit)} has left the group ({HOW})", "", EVEN
+        if status == lib.CL_EMISMATCH and call is not None and call.is_message:
+            remedy = SAME_MESSAGE
         culprit, told = self._inquire(status, culprit, call, f"{operation}{text}{elapsed}")
         if status == lib.CL_EABORTED and self.is_aborted_here and culprit in (None, self.rank):
             text, told, remedy = f"{text} by this rank", "", "make a new group: abort() ends every operation"
