@@ -8,6 +8,7 @@ docs/settings.md come from the rows. No other module reads COMMLAYER_ variables.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import fnmatch
 import functools
 import os
@@ -345,7 +346,8 @@ def sources(file: config_file.ConfigFile, environ: Mapping[str, str]) -> dict[st
     inside = commlayer_environment.TRIAL  # commlayer's own, no setting
     for name, given in environ.items():
         if name.startswith(_PREFIX) and given.strip() and name not in (*known, inside):
-            raise ConfigError(f"{name}={given.strip()}: there is no such setting; known: {', '.join(known)}")
+            meant = "".join(f"did you mean {near}? " for near in difflib.get_close_matches(name, known, 1))
+            raise ConfigError(f"{name}={given.strip()}: there is no such setting; {meant}known: {', '.join(known)}")
     for section, entries in file.sections.items():
         if section not in SECTIONS:
             shown = ", ".join(f"[{section}]" for section in SECTIONS)

@@ -173,8 +173,10 @@ class Door:
 def split(address: str) -> tuple[str, int]:
     """Host and port of `host:port`. Raises ConfigError for anything else."""
     host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+    if not host or not port.isdecimal():
         raise ConfigError(f"{address!r}: use HOST:PORT")
+    if not 0 < int(port) < 1 << 16:
+        raise ConfigError(f"{address!r}: use HOST:PORT with a port from 1 to {(1 << 16) - 1}")
     return host.strip("[]"), int(port)
 
 

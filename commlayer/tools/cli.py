@@ -30,15 +30,29 @@ from .top.ctl import ctl
 from .top.options import top
 from .tune.options import tune
 
+USAGE_ERROR: Any = typer.BadParameter.__base__
+"""The base class of what Typer raises for a wrong command line: it exports no name of it."""
+
 
 class Commands(TyperGroup):
-    """Commands whose help fills its lines: of all paragraphs but the first, Typer keeps the ends of lines."""
+    """Commands whose help fills its lines: of all paragraphs but the first, Typer keeps the ends of lines. An option
+    that lacks its value says which one."""
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         found = super().get_command(ctx, cmd_name)
         if found is not None and found.help:
             found.help = "\n\n".join(" ".join(paragraph.split()) for paragraph in found.help.split("\n\n"))
         return found
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except USAGE_ERROR as error:
+            command = self.get_command(ctx, ctx.invoked_subcommand or "")
+            for option in [] if command is None else command.params:
+                if getattr(error, "option_name", None) in option.opts and option.metavar:
+                    error.message = f"{error.message.rstrip('.')}: {option.metavar} ({option.help})"
+            raise
 
 
 app = typer.Typer(

@@ -242,7 +242,7 @@ class Group(Protocol):
 
     def abort(self, reason: str) -> None:
         """Fails every operation in flight, here and on the peers, and releases the group. Idempotent, and nothing if
-        the group is closed."""
+        the group is closed. An abort without a reason is no warning in the log: the caller wants it."""
 
     def close(self) -> None:
         """Releases the group; idempotent."""

@@ -15,8 +15,18 @@ from .native import ERRORS, Engine, ffi, lib
 from .paths import pair_paths
 from .stall import Waits
 
+LEAST_S = 0.001
+"""Texts show no shorter time."""
+
 _SIGNALED = 0x400
 """The kernel's flag of a process that a signal ends, as in native/os/process.c."""
+
+HOW = "destroy_process_group, or the end of its script"
+EVEN = "do all ranks make equally many steps, and the same calls? (DDP with uneven data: `with model.join():`)"
+"""The remedy where a rank has left."""
+
+SAME_MESSAGE = "send and receive tensors of the same size, in the same order on both ranks, or with different tags"
+"""The remedy where the two ends of a message differ."""
 
 NAMELESS = ("", "undefined")
 """Descriptions that torch gives a group without one."""
@@ -51,19 +61,31 @@ class Diagnosis:
         return int(self.descriptions[rank]["peer"])
 
     def error(
-        self, status: int, culprit: int | None, detail: str, call: Call | None, farewell: Callable[[], str] = str
+        self,
+        status: int,
+        culprit: int | None,
+        detail: str,
+        call: Call | None,
+        farewell: Callable[[], str] = str,
+        *,
+        left: bool = False,
     ) -> CommError:
         """The exception for a status of the engine. `culprit`: a rank of the group, or None; `detail` goes after it.
-        `farewell`: see `base.Group`."""
+        `farewell`: see `base.Group`. `left`: the culprit has closed the group."""
         kind, remedy = ERRORS.get(status, (CommError, "unknown status"))
-        elapsed = "" if call is None else f" after {call.elapsed_s():.3g} s"
+        elapsed = "" if call is None else f" after {_seconds(call.elapsed_s())}"
         operation = "" if call is None else f"{call.title()} {call.arguments(self._numbers())}".rstrip() + ": "
         text = ffi.string(lib.cl_error_text(status)).decode()
+        left = left and culprit is not None and status == lib.CL_EPEERLOST
+        if left and culprit is not None:
+            text, elapsed, remedy = f"rank {self.number(culprit)} has left the group ({HOW})", "", EVEN
+        if status == lib.CL_EMISMATCH and call is not None and call.is_message:
+            remedy = SAME_MESSAGE
         culprit, told = self._inquire(status, culprit, call, f"{operation}{text}{elapsed}")
         if status == lib.CL_EABORTED and self.is_aborted_here and culprit in (None, self.rank):
             text, told, remedy = f"{text} by this rank", "", "make a new group: abort() ends every operation"
         failure = f"{operation}{text}{elapsed}"
-        parts = [self._place(culprit), self._last_heard(culprit) if status == lib.CL_EPEERLOST else ""]
+        parts = [self._place(culprit), self._last_heard(culprit) if status == lib.CL_EPEERLOST and not left else ""]
         about = f" ({'; '.join(filter(None, parts))})" if culprit is not None else ""
         if status in (lib.CL_EPEERLOST, lib.CL_EABORTED) and (excluded := farewell()):
             told, remedy = excluded, "end this process, or let it join another job"
@@ -126,6 +148,11 @@ class Diagnosis:
         end = ends[heard]
         interface = own["ports"][end.local]["ifname"]
         return f"its last packet came {ago_s:.1f} s ago over {interface} from {_endpoint(end.address, end.port)}"
+
+
+def _seconds(elapsed_s: float) -> str:
+    """A time for readers: nobody needs microseconds here."""
+    return f"{elapsed_s:.3g} s" if elapsed_s >= LEAST_S else f"less than {LEAST_S:g} s"
 
 
 def _endpoint(address: str, port: int) -> str:

@@ -74,7 +74,7 @@ class NativeGroup:
         # For reuse: requests without a Qos, their bytes, and places for the operations that they become.
         self._requests: list[tuple[Any, Any, Any]] = []
         self._messages: list[tuple[Any, Any, Any]] = []
-        self._failure: tuple[int | None, str] = (None, "")  # a closed group's culprit, and details
+        self._failure: tuple[int | None, str, bool] = (None, "", False)  # of a closed group, see `_read_failure`
         self._end = lib.CL_ECLOSED  # the status of operations on a closed group
         self._peers = peers
         self.on_failure: Callable[[], None] = lambda: None
@@ -188,8 +188,12 @@ class NativeGroup:
         with self._lock:  # in a forked child there is no group
             if self._group is None:
                 return
-            log.warning("%s aborts: %s", self.who, reason)
+            if reason:
+                log.warning("%s aborts: %s", self.who, reason)
+            else:  # the caller means it, as `elastic` where ranks have gone
+                log.info("%s ends: abort()", self.who)
             self.diagnosis.is_aborted_here = True
+        reason = reason or f"rank {self.diagnosis.number(self.rank)} aborted its process group"
         if self.diagnosis.inquiry is not None:
             # The reason goes before the abort: peers that hear of it look for the reason, and not for long.
             self.diagnosis.inquiry.abort(reason)
@@ -282,18 +286,20 @@ class NativeGroup:
         if status != lib.CL_ECLOSED:
             self.on_failure()
         with self._lock:
-            culprit, detail = self._failure if self._group is None else self._read_failure(self._group)
-        return self.diagnosis.error(status, culprit, detail, call, self.farewell)
+            culprit, detail, left = self._failure if self._group is None else self._read_failure(self._group)
+        return self.diagnosis.error(status, culprit, detail, call, self.farewell, left=left)
 
-    def _read_failure(self, group: Any) -> tuple[int | None, str]:
-        """The culprit, if it is known; for ranks that run an operation in different classes, these, too."""
+    def _read_failure(self, group: Any) -> tuple[int | None, str, bool]:
+        """The culprit, if it is known; for ranks that run an operation in different classes, these, too; and whether
+        the culprit has closed the group, and not died."""
         rank, own, theirs = (ffi.new("uint32_t *") for _ in range(3))
         status, detail = lib.cl_group_status(group, rank), ""
         culprit = None if rank[0] == 0xFFFFFFFF else int(rank[0])
         if status == lib.CL_EMISMATCH and lib.cl_group_classes(group, rank, own, theirs) != 0:
             number = self.diagnosis.number
             detail = f": priority {own[0]} on rank {number(self.rank)}, {theirs[0]} on rank {number(rank[0])}"
-        return culprit, detail
+        left = status == lib.CL_EPEERLOST and culprit is not None and lib.cl_group_left(group, culprit) != 0
+        return culprit, detail, left
 
     def _enter(self) -> Any:
         # A list needs no lock. The order matters: whoever closes the group looks for threads when it has taken it away.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import json
 import math
@@ -40,6 +41,9 @@ SIZED = {"all_reduce", "broadcast"}
 PAIRS_TOLD = 3
 """The most pairs of ranks with unequal lengths that a text names."""
 
+MESSAGES_TOLD = 3
+"""The most messages that a text names."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
@@ -69,7 +73,8 @@ class Inquiry:
 
     def timeout(self, call: Call | None, culprit: int | None, text: str) -> Verdict | None:
         """The ranks that did not come to a call of this rank, which timed out. `text` tells other ranks of that."""
-        return self._once(lambda: self._judge(call, culprit, _absent, text))
+        explain = functools.partial(_left_over, self._rank) if call is not None and call.is_message else _absent
+        return self._once(lambda: self._judge(call, culprit, explain, text))
 
     def abort(self, reason: str) -> None:
         """Tells the other ranks that this one aborts the group. To be called before the abort: those that hear of it
@@ -107,10 +112,14 @@ class Inquiry:
                 "number": call.sequence,
                 "rank": call.rank,
                 "tag": call.tag,
+                "ordinal": call.ordinal,
+                "nbytes": call.nbytes,
                 "key": [call.name, str(call.dtype), call.reduction, call.rank, [*map(str, call.signed), *call.weights]],
                 "elements": sum(map(math.prod, call.inputs or call.outputs)),
                 "exchanged": call.exchanged,
-                "text": f"{call.title()} {call.arguments(self._ranks)}".rstrip() + f" in {place}" * bool(place),
+                "text": f"{call.title()} {call.arguments(self._ranks)}".rstrip()
+                + f" ({call.label})" * bool(call.label)
+                + f" in {place}" * bool(place),
             }
             for call in list(self._calls.latest)
             for place in [place_of(call)]
@@ -154,7 +163,7 @@ def _differing(
     """The first collective in which the ranks differ. The culprit is of the smallest party; of equal ones, of the one
     that is furthest from rank 0."""
     if call is not None and call.is_message:
-        return Verdict(culprit, _other_end(call, culprit, answers, ranks))
+        return Verdict(culprit, _unequal_message(answers, ranks) or _other_end(call, culprit, answers, ranks))
     calls = {rank: {heard["number"]: heard for heard in sent if heard["tag"] is None} for rank, sent in answers.items()}
     for number in sorted({number for of_rank in calls.values() for number in of_rank}):
         at = {rank: of_rank[number] for rank, of_rank in sorted(calls.items()) if number in of_rank}
@@ -172,7 +181,7 @@ def _differing(
             return Verdict(smallest[0], "; ".join(told))
     if call is not None and call.exchanged is not None and culprit is not None and culprit not in answers:
         return Verdict(culprit, _own_lengths(call.exchanged, culprit, ranks))
-    return Verdict(culprit, "")
+    return Verdict(culprit, _unequal_message(answers, ranks))
 
 
 def _unequal(at: Mapping[int, Mapping[str, Any]], ranks: Sequence[int]) -> Verdict | None:
@@ -210,6 +219,41 @@ def _own_lengths(own: Exchanged, culprit: int, ranks: Sequence[int]) -> str:
     )
 
 
+def _unequal_message(answers: Mapping[int, Sequence[Mapping[str, Any]]], ranks: Sequence[int]) -> str:
+    """The two calls of a message that is not as long as its receiver wants it; empty: there is none."""
+    for source, calls in sorted(answers.items()):
+        for sent in (heard for heard in calls if heard["key"][0] == "send"):
+            target = sent["rank"]
+            for heard in answers.get(target, []):
+                received = heard["key"][0], heard["rank"], heard["tag"], heard["ordinal"]
+                if received == ("receive", source, sent["tag"], sent["ordinal"]) and heard["nbytes"] != sent["nbytes"]:
+                    called = [(source, sent), (target, heard)]
+                    return "; ".join(f"{name_ranks([rank], ranks)} called {each['text']}" for rank, each in called)
+    return ""
+
+
+def _left_over(
+    own: int,
+    call: Call | None,
+    culprit: int | None,
+    answers: Mapping[int, Sequence[Mapping[str, Any]]],
+    asked: Sequence[int],  # noqa: ARG001  # as the other explanations
+    ranks: Sequence[int],
+) -> Verdict:
+    """The culprit's messages from or to rank `own` that no call of that rank takes: their tags may be wrong."""
+    if call is None or culprit is None or own not in answers:
+        return Verdict(culprit, "")
+    taken = {(heard["tag"], heard["ordinal"]) for heard in answers[own] if heard["key"][0] == call.name}
+    other = "send" if call.name == "receive" else "receive"
+    left = [
+        heard["text"]
+        for heard in answers.get(culprit, [])
+        if heard["key"][0] == other and heard["rank"] == own and (heard["tag"], heard["ordinal"]) not in taken
+    ]
+    told = f"{name_ranks([culprit], ranks)} called {', '.join(left[-MESSAGES_TOLD:])}: other tags?" if left else ""
+    return Verdict(culprit, told)
+
+
 def _other_end(
     call: Call, culprit: int | None, answers: Mapping[int, Sequence[Mapping[str, Any]]], ranks: Sequence[int]
 ) -> str:
@@ -228,7 +272,7 @@ def _absent(
     ranks: Sequence[int],
 ) -> Verdict:
     """The ranks that did not come to `call`; the culprit is one of them."""
-    if call is None or call.is_message:
+    if call is None:
         return Verdict(culprit, "")
     came = {
         rank

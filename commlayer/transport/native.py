@@ -57,8 +57,8 @@ ERRORS: dict[int, tuple[type[CommError], str]] = {
     lib.CL_EPEERLOST: (
         PeerLostError,
         (
-            "look at that rank's log, and in its host's `dmesg` if it was killed without a word (out of memory); "
-            "restart the job, or the group without it"
+            "look at that rank's log (did its script end before the others'?), and in its host's `dmesg` if it was "
+            "killed without a word (out of memory); restart the job, or the group without it"
         ),
     ),
     lib.CL_EABORTED: (AbortedError, "look for the first error in the other ranks' logs"),

@@ -59,8 +59,8 @@ def tensors_of(state: State) -> dict[str, Tensor]:
     """The tensors of a state by name: parameters and persistent buffers of a model, without the prefixes of DDP and of
     torch.compile. Reading them makes the optimizer steps that `commlayer.overlap` has deferred.
 
-    Raises ConfigError for an entry that is no dense tensor, or whose values have an unknown type, and for one of a
-    model's state_dict() that is a copy: what is written into it does not reach the model.
+    Raises ConfigError for another object, for an entry that is no dense tensor, or whose values have an unknown type,
+    and for one of a model's state_dict() that is a copy: what is written into it does not reach the model.
     """
     own: set[int] | None = None
     if isinstance(state, torch.nn.Module):
@@ -72,8 +72,12 @@ def tensors_of(state: State) -> dict[str, Tensor]:
         own = {
             _storage(tensor) for tensor in (*module.parameters(), *module.buffers()) if tensor.layout == torch.strided
         }
-    else:
+    elif isinstance(state, Mapping):
         found = state
+    else:
+        raise ConfigError(
+            f"{type(state).__name__}: publish and apply take a model (nn.Module), or a dict of tensors by name"
+        )
     for name, tensor in found.items():
         if not isinstance(tensor, Tensor) or tensor.layout != torch.strided or hasattr(tensor, "device_mesh"):
             raise ConfigError(

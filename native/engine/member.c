@@ -358,6 +358,16 @@ int cl_group_status(cl_group *group, uint32_t *peer)
     return atomic_load(&group->status);
 }
 
+int cl_group_left(cl_group *group, uint32_t rank)
+{
+    const struct cl_host_queues *queues = &group->host_queues;
+    for (uint32_t i = 0; i < queues->local_count; i++) {
+        if (i != queues->self && queues->local[i] == rank)
+            return cl_host_left(cl_member_of(group)->host, i);
+    }
+    return 0;
+}
+
 int cl_group_classes(cl_group *group, uint32_t *peer, uint32_t *own, uint32_t *theirs)
 {
     const struct cl_host_queues *queues = &group->host_queues;

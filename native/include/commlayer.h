@@ -359,6 +359,8 @@ int cl_group_read_lags(cl_group *group, struct cl_lag *lags, uint32_t capacity);
 int cl_group_awaited(cl_group *group, uint8_t *awaited);
 /* CL_EMISMATCH: rank *peer of this host runs an operation in class *theirs, this rank in class *own. Else CL_OK. */
 int cl_group_classes(cl_group *group, uint32_t *peer, uint32_t *own, uint32_t *theirs);
+/* Whether a rank of this host has closed the group: 1, or 0, also for ranks of other hosts. */
+int cl_group_left(cl_group *group, uint32_t rank);
 /* Name by which peers wake this engine: 31 characters and a NUL. */
 int cl_engine_bell(cl_engine *engine, char *name);
 

@@ -142,6 +142,19 @@ TEST(test_ranks_behind_are_not_awaited_by_nothing)
     atomic_fetch_sub(own, 1);
 }
 
+TEST(test_a_rank_that_closes_the_group_has_left)
+{
+    for (int shared = 0; shared < 2; shared++) {
+        SCOPED_WORLD world = open_world(2, shared ? "none" : "udp", 0);
+        SCOPED_TEAM team = open_team(&world, 1, shared);
+        CHECK_EQ(cl_group_left(team.groups[0], 1), 0);
+        cl_group_close(team.groups[1]);
+        team.groups[1] = NULL;
+        CHECK_EQ(cl_group_left(team.groups[0], 1), shared); /* other hosts do not tell */
+        CHECK_EQ(cl_group_left(team.groups[0], 0), 0);
+    }
+}
+
 TEST(test_capacity_is_kept)
 {
     SCOPED_WORLD world = open_world(2, "none", 0);

@@ -153,6 +153,11 @@ def test_endless_timeout(pair: Team) -> None:
     assert (late.result(PATIENCE_S) == 3).all()
 
 
+def test_an_abort_without_a_reason_is_no_warning(pair: Team, caplog: pytest.LogCaptureFixture) -> None:
+    pair[0].abort("")
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
+
+
 def test_abort(pair: Team, caplog: pytest.LogCaptureFixture) -> None:
     array = np.zeros(5, "f4")
     ended = Ended()

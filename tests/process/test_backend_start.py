@@ -56,7 +56,10 @@ def start(*environs: Mapping[str, str]) -> list[Refusal]:
             {"GLOO_SOCKET_IFNAME": "nosuch0"},
             "GLOO_SOCKET_IFNAME=nosuch0: gloo, which does the other operations, cannot use nosuch0 (",
         ),
-        ({"COMMLAYER_PROTS": "7"}, "COMMLAYER_PROTS=7: there is no such setting; known: "),
+        (
+            {"COMMLAYER_PROTS": "7"},
+            "COMMLAYER_PROTS=7: there is no such setting; did you mean COMMLAYER_PORTS? known: ",
+        ),
     ],
     ids=lambda each: next(iter(each)) if isinstance(each, dict) else "",
 )

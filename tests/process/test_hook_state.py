@@ -5,6 +5,7 @@ import io
 import math
 import pickle
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -321,3 +322,67 @@ def test_without_a_policy_a_state_follows_a_deterministic_group(rank: int, size:
     plain = commlayer.HookState()
     plain.group()
     assert not plain.policy.deterministic
+
+
+@pytest.mark.parametrize(
+    ("field", "values"),
+    [
+        ("deterministic", [False, True]),  # only rank 1 needs a group of its own
+        ("loss_bound", [0.0, 0.01]),
+        ("codec", ["bf16", "int8"]),  # none does
+        ("exact_steps", [100, 0]),
+    ],
+)
+@ranks.WIRES
+@ranks.on(3, environ="wire")
+def test_ranks_with_other_policies_all_learn_it(rank: int, size: int, field: str, values: list[Any]) -> None:
+    ranks.init(rank, size)
+    state = commlayer.HookState(commlayer.Policy(**{field: values[rank == 1]}))
+    text = f"rank {rank} of group .* differ: {field}: {values[0]!r} on rank 0, {values[1]!r} on rank 1; use the same"
+    with pytest.raises(commlayer.MismatchError, match=text) as caught:
+        state.group()
+    assert (caught.value.rank, caught.value.culprit) == (rank, 1)
+    assert commlayer.HookState(commlayer.Policy(codec="int8")).group() is dist.group.WORLD  # the group goes on
+    dist.destroy_process_group()
+
+
+@ranks.on(2, environ=ranks.NETWORK)
+def test_ranks_on_gloo_with_other_codecs_all_learn_it(rank: int, size: int) -> None:
+    ranks.init(rank, size, "gloo")
+    with pytest.raises(commlayer.MismatchError, match="codec: 'none' on rank 0, 'int8' on rank 1"):
+        commlayer.HookState(commlayer.Policy(codec="int8" if rank else "none")).group()
+    dist.destroy_process_group()
+
+
+@ranks.on(2, environ=ranks.NETWORK)
+def test_a_rank_without_a_hook_learns_of_that_of_the_other(rank: int, size: int) -> None:
+    ranks.init(rank, size)
+    with pytest.raises(
+        commlayer.MismatchError, match=r"rank 0 called all_gather 1 .* \(the policies of its comm hook\)"
+    ):
+        dist.all_reduce(torch.ones(3)) if rank else commlayer.HookState().group()
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("backend", ["gloo", "commlayer"])
+@ranks.on(2)
+def test_a_group_of_a_hook_has_the_timeout_of_the_models(rank: int, size: int, backend: str) -> None:
+    ranks.init(rank, size, backend)
+    pair = dist.new_group(timeout=timedelta(seconds=17))
+    made = commlayer.HookState(commlayer.Policy(priority=1), pair).group()
+    assert made is not pair
+    assert made.timeout == timedelta(seconds=17)
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("given", [None, "WORLD"])
+@ranks.on(1, ranks.run_job)
+def test_a_state_that_is_none_is_refused(rank: int, size: int, given: str | None) -> None:
+    """torch's own hooks take a group, or None."""
+    model = DistributedDataParallel(nn.Linear(2, 2))
+    model.register_comm_hook(None if given is None else dist.group.WORLD, commlayer.allreduce_hook)
+    text = r"rank 0: .* as its state; .*HookState\(commlayer.Policy\(\)" + (
+        r"\)" if given is None else ", process_group"
+    )
+    with pytest.raises(commlayer.ConfigError, match=text):
+        model(torch.ones(1, 2)).sum().backward()

@@ -134,6 +134,7 @@ def decide(rank: int, size: int, step_s: float, rate: float, restores: bool) -> 
 def test_auto_stays_exact_on_a_fast_link_and_says_so() -> None:
     for explained, syncs, _ in ranks.run(decide, 3, 1.0, 1e9, False, environ=ranks.NETWORK):
         assert "H* = 1" in explained
+        assert " bytes each between " in explained
         assert "all stay exact, since H* is 1. An average in float32 takes " in explained
         assert syncs == 0
 

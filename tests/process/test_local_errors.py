@@ -93,6 +93,12 @@ def test_one_odd_rank_is_refused_on_all(rank: int, size: int, name: str) -> None
     check_refused(text, model, **(arguments if rank == 1 else {}))
 
 
+@ranks.on(SIZE, ranks.run_job, environ=ranks.NETWORK)
+def test_a_fault_of_all_ranks_names_all(rank: int, size: int) -> None:
+    named = ", ".join(map(str, range(size)))
+    check_refused(rf"ranks {named}: LocalSteps\(every=0\): use a whole number", Net(), every=0)
+
+
 @ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
 def test_models_that_are_refused(rank: int, size: int) -> None:
     check_refused("so they are one site", DistributedDataParallel(Net()))
@@ -189,7 +195,7 @@ def test_frozen_parameters_are_compared_after_a_restore(rank: int, size: int) ->
 def on_shared_hosts(rank: int, size: int) -> None:
     with on_hosts(rank, size, [0, 0, 1, 1]):
         check_refused(
-            r"rank 0: LocalSteps\(samples=, codec='int4-int8'\): the ranks \[0, 1\] of the group share a host",
+            r"ranks 0, 1, 2, 3: LocalSteps\(samples=, codec='int4-int8'\): the ranks \[0, 1\] of the group share",
             Net(),
             samples=lambda: 3 + rank,
         )

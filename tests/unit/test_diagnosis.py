@@ -42,12 +42,14 @@ def descriptions(pid: int, *, one_host: bool) -> list[dict[str, Any]]:
     return found
 
 
-def lost(heard_us: list[int], pid: int = 1, *, one_host: bool = False) -> PeerLostError:
+def lost(
+    heard_us: list[int], pid: int = 1, *, one_host: bool = False, left: bool = False, elapsed_s: float = 3.0
+) -> PeerLostError:
     engine: Any = Paths(heard_us)
     diagnosis = Diagnosis(engine, "7", 0, descriptions(pid, one_host=one_host), lambda: "mesh_dp")
     call = Call.of("all_reduce", [torch.ones(3)], [], reduction="SUM")
-    call.sequence, call.submitted_s, call.ended_s = 9, 1.0, 4.0
-    error = diagnosis.error(lib.CL_EPEERLOST, 1, "", call)
+    call.sequence, call.submitted_s, call.ended_s = 9, 1.0, 1.0 + elapsed_s
+    error = diagnosis.error(lib.CL_EPEERLOST, 1, "", call, left=left)
     assert isinstance(error, PeerLostError)
     return error
 
@@ -56,11 +58,24 @@ def test_an_error_has_the_call_the_group_and_the_culprit() -> None:
     error = lost([])
     assert str(error) == (
         "rank 4 of group '7' (mesh_dp): all_reduce 9 of float32 [3], SUM: a peer died or stopped answering after 3 s "
-        "(culprit: rank 5 on node1); look at that rank's log, and in its host's `dmesg` if it was killed without a "
-        "word (out of memory); restart the job, or the group without it"
+        "(culprit: rank 5 on node1); look at that rank's log (did its script end before the others'?), and in its "
+        "host's `dmesg` if it was killed without a word (out of memory); restart the job, or the group without it"
     )
     assert (error.rank, error.culprit, error.host, error.group) == (4, 5, "node1", "7")
     assert (error.operation, error.sequence) == ("all_reduce", 9)
+
+
+def test_a_rank_that_has_left_the_group_did_not_die() -> None:
+    assert str(lost([], os.getpid(), one_host=True, left=True)) == (
+        "rank 4 of group '7' (mesh_dp): all_reduce 9 of float32 [3], SUM: rank 5 has left the group "
+        "(destroy_process_group, or the end of its script) (culprit: rank 5 on node0); do all ranks make equally many "
+        "steps, and the same calls? (DDP with uneven data: `with model.join():`)"
+    )
+
+
+def test_a_time_is_for_readers() -> None:
+    assert "answering after less than 0.001 s (culprit" in str(lost([], elapsed_s=9.6e-05))
+    assert "answering after 0.0156 s (culprit" in str(lost([], elapsed_s=0.0156))
 
 
 def test_a_peer_that_was_heard_is_told_with_its_path() -> None:

@@ -120,7 +120,29 @@ def test_a_message_is_told_with_its_other_end() -> None:
     sent = Call("send", torch.float32, [(5,)], rank=1, tag=7)
     received = Call("receive", torch.float32, (), [(6,)], rank=0, tag=7)
     verdicts = inquire([[sent], [received]], lambda own, call: own.mismatch(call, 0))
-    told = "rank 10 called send 1 of float32 [5] to rank 11, tag 7"
+    told = "; ".join(
+        (
+            "rank 10 called send 1 of float32 [5] to rank 11, tag 7",
+            "rank 11 called receive 1 of float32 [6] from rank 10, tag 7",
+        )
+    )
+    assert verdicts == [Verdict(0, told)] * 2
+    later = [[sent, Call("barrier")], [received]]  # the sender learns of it in another call, and may be the first
+    assert inquire(later, lambda own, call: own.mismatch(call, 0)) == [Verdict(0, told)] * 2
+
+
+def test_a_timeout_of_a_message_names_those_with_other_tags() -> None:
+    def message(name: str, other: int, tag: int) -> Call:
+        shape = [(5,)]
+        sends = name == "send"
+        return Call(name, torch.float32, shape if sends else (), () if sends else shape, rank=other, tag=tag)
+
+    history = [
+        [message("send", 1, 7), message("send", 1, 8), Call("barrier")],
+        [message("receive", 0, 7), message("receive", 0, 9)],
+    ]
+    verdicts = inquire(history, lambda own, call: timeout(own, call) if call and call.is_message else own.aborted())
+    told = "it timed out; rank 10 called send 2 of float32 [5] to rank 11, tag 8: other tags?"
     assert verdicts == [Verdict(0, told)] * 2
 
 

@@ -70,7 +70,7 @@ def test_without_a_file_it_is_an_error(name: str) -> None:
     words = name.split()
     alone, before = (RUNNER.invoke(cli.app, [*words, "--json", *more]) for more in ([], ["--help-me"]))
     assert (alone.exit_code, before.exit_code) == (2, 2)
-    assert "requires an argument" in " ".join(alone.stderr.split())
+    assert "requires an argument: FILE (" in " ".join(alone.stderr.split())
     assert "is no file: name one, or - for standard output" in " ".join(before.stderr.replace("│", " ").split())
 
 

@@ -68,7 +68,9 @@ def check_model(model: nn.Module, world: Any, who: str) -> None:
         if model.process_group is not world:
             raise ConfigError(f"{who}: the model has a process group of its own; make it without one")
         if model.broadcast_buffers and any(True for _ in model.buffers()):
-            raise ConfigError(f"{who}: the model broadcasts buffers; DistributedDataParallel(broadcast_buffers=False)")
+            is_renamed = hasattr(model, "forward_sync_buffers")  # since torch 2.13, which warns of the former name
+            remedy = f"{'forward_sync_buffers' if is_renamed else 'broadcast_buffers'}=False"
+            raise ConfigError(f"{who}: the model broadcasts buffers; give DistributedDataParallel {remedy}")
 
 
 def reshard(modules: Collection[Any]) -> None:

@@ -34,7 +34,15 @@ def allreduce_hook(state: HookState, bucket: dist.GradBucket) -> Future[torch.Te
     A failure reaches the caller of `backward()` as a RuntimeError with the engine's text. Raises ConfigError for sparse
     gradients, for the buckets of a second model, and for a restored state that belongs to another model. With
     COMMLAYER_DISABLE it is torch's own `allreduce_hook`, after the weights of `samples`.
+    Raises ConfigError unless the state is a HookState.
     """
+    if not isinstance(state, HookState):
+        given = "a process group" if isinstance(state, dist.ProcessGroup) else repr(state)
+        group = ", process_group" if isinstance(state, dist.ProcessGroup) else ""
+        raise ConfigError(
+            f"rank {dist.get_rank()}: commlayer.allreduce_hook got {given} as its state; give it a HookState: "
+            f"model.register_comm_hook(commlayer.HookState(commlayer.Policy(){group}), commlayer.allreduce_hook)"
+        )
     if Config.is_disabled():
         from torch.distributed.algorithms.ddp_comm_hooks import default_hooks  # loads what nobody else needs
 

@@ -28,7 +28,7 @@ from .candidates import choice_for
 from .changes import Changes
 from .commit import Commit
 from .gradient import Place, Reduction
-from .hook_group import check_ranks, group_of, is_no_member, is_usable, largest_of
+from .hook_group import check_alike, check_ranks, is_no_member, is_usable, largest_of, met_group
 from .low_rank import LowRank
 from .reducer import Missing
 from .restored import Restored
@@ -306,14 +306,20 @@ class HookState:
     def group(self) -> CommProcessGroup:
         """The commlayer group to use. The first call may make it: then every rank of the group must call.
 
-        A group that has been destroyed since, with the job's process groups, is replaced.
+        A group that has been destroyed since, with the job's process groups, is replaced. Raises MismatchError on all
+        ranks if their states have different policies.
         """
         group = self._usable()
         if group is None:
             self._follow_group()
-            group = group_of(self.policy, self.process_group)
+            group = met_group(self.policy, self.process_group, self.compare)
         self._group = group
         return group
+
+    def compare(self, group: CommProcessGroup) -> None:
+        """The ranks of a group compare their states. All of them call. Raises MismatchError on all if they differ."""
+        tolerance = None if self.tolerance is None else type(self.tolerance).__name__
+        check_alike(group, {**dataclasses.asdict(self.policy), "tolerance": tolerance})
 
     def _follow_group(self) -> None:
         """Makes a policy that the caller did not give deterministic, if the group of the gradients is."""

@@ -540,7 +540,7 @@ class CommProcessGroup(dist.ProcessGroup):
         self.closed = True
         if self._report is not None:
             self._report.close(self._submitter.calls)
-        self._native.abort(reason or f"rank {self._ranks[self.rank()]} aborted its process group")
+        self._native.abort(reason)
         recorder.close(self._record)
         if self.devices is not None:
             self.devices.close(abort=True)

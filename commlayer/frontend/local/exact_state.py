@@ -12,6 +12,7 @@ from ...config import Config, Policy, policy_of_groups, policy_of_job
 from ...errors import ConfigError
 from ..gradients.hook_state import HookState
 from ..gradients.shards import needs_whole
+from ..group.backend import CommProcessGroup
 from .heads import Heads
 from .site import Site
 
@@ -22,6 +23,9 @@ class ExactState(HookState):
 
     heads: Heads
     """They are told before the first bucket of each step."""
+
+    def compare(self, group: CommProcessGroup) -> None:
+        """Nothing: LocalSteps compares the policies before it begins."""
 
     def begin_weight(self, group: dist.ProcessGroup, device: torch.device | str = "cpu") -> None:  # noqa: ARG002
         self.weight = self.heads.weight()

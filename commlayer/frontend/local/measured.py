@@ -33,6 +33,6 @@ class Measured(NamedTuple):
 
     def __str__(self) -> str:
         return (
-            f"measured: {self.rate * 8e-6:.3g} Mbit/s, {self.step_s * 1e3:.3g} ms per step; {self.values} values in "
-            f"{self.value_bytes:.3g} bytes between {self.sites} sites: H* = {self.every}"
+            f"measured: {self.rate * 8e-6:.3g} Mbit/s, {self.step_s * 1e3:.3g} ms per step; {self.values} values of "
+            f"{self.value_bytes:.3g} bytes each between {self.sites} sites: H* = {self.every}"
         )

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from ...errors import AbortedError, CommError, ConfigError, OperationTimeoutError, PeerLostError
 from ..group.backend import CommProcessGroup
-from ..work.odd import odd_ones, usual
+from ..work.odd import differing, odd_ones, usual
 
 HERE = "at with LocalSteps"
 """The key in a group's Store of the times that a rank has come."""
@@ -58,13 +58,13 @@ def meet(group: dist.ProcessGroup, own: Introduction, remedies: Mapping[str, str
     dist.all_gather_object(told, dataclasses.asdict(own), group=group)
     ranks = [dist.get_global_rank(group, member) for member in range(group.size())]
     all_told = [Introduction(**fields) for fields in told]
-    for rank, other in zip(ranks, all_told, strict=True):
-        if other.fault:
-            raise ConfigError(f"rank {rank}: {other.fault}")
+    fault = next((other.fault for other in all_told if other.fault), "")
+    if fault:
+        faulty = [str(rank) for rank, other in zip(ranks, all_told, strict=True) if other.fault == fault]
+        raise ConfigError(f"rank{'s' * (len(faulty) > 1)} {', '.join(faulty)}: {fault}")
     for name in dict.fromkeys(name for other in all_told for name in other.settings):
         values = [other.settings.get(name) for other in all_told]
-        if odd := odd_ones(values):
-            found = ", ".join(f"{values[at]!r} on rank {ranks[at]}" for at in sorted({usual(values), odd[0]}))
+        if found := differing(values, ranks):
             raise ConfigError(f"LocalSteps: {name} differs: {found}; {remedies.get(name, 'use the same on all ranks')}")
     for name in all_told[0].digests:
         values = [other.digests.get(name) for other in all_told]

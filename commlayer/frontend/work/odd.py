@@ -17,3 +17,9 @@ def odd_ones(values: Sequence[Any]) -> list[int]:
         return []
     most = values[usual(values)]
     return [at for at, value in enumerate(values) if value != most]
+
+
+def differing(values: Sequence[Any], ranks: Sequence[int]) -> str:
+    """How values differ, by the ranks that told them: `4 on rank 0, 5 on rank 1`; empty if they do not."""
+    odd = odd_ones(values)
+    return ", ".join(f"{values[at]!r} on rank {ranks[at]}" for at in sorted({usual(values), *odd[:1]})) if odd else ""

@@ -137,6 +137,11 @@ def test_bad_addresses(address: str) -> None:
         curve.split(address)
 
 
+def test_a_port_has_a_range() -> None:
+    with pytest.raises(ConfigError, match=r"'127.0.0.1:99999': use HOST:PORT with a port from 1 to 65535"):
+        curve.split("127.0.0.1:99999")
+
+
 def test_endpoints(monkeypatch: pytest.MonkeyPatch) -> None:
     assert curve.endpoint("127.0.0.1:5000", bind=True) == "tcp://127.0.0.1:5000"
     assert curve.endpoint("[::1]:5000") == "tcp://[::1]:5000"

@@ -79,6 +79,12 @@ def test_other_than_dense_tensors_are_refused() -> None:
     for wrong in (torch.eye(3).to_sparse(), 3, torch.zeros(3, device="meta")):
         with pytest.raises(ConfigError, match="a is"):
             tensors_of({"a": wrong})  # type: ignore[dict-item]
+    none: list[Any] = [[torch.ones(2)], None]
+    for given in none:
+        with pytest.raises(
+            ConfigError, match=r"(list|NoneType): publish and apply take a model .* or a dict of tensors"
+        ):
+            tensors_of(given)
 
 
 class Extra(nn.Linear):
