@@ -14,7 +14,7 @@ PUBLISHER = ""
 PART_MOST_BYTES = 256 << 10
 """Longest part. Heartbeats wait for one of them."""
 
-PART_LEAST_BYTES = 64 << 10
+PART_LEAST_BYTES = 32 << 10
 """Length of the parts of a short content."""
 
 PARTS_ENOUGH = 512

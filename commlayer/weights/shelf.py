@@ -16,6 +16,9 @@ from .parts import PUBLISHER, Book, number_of
 WANTS_MOST = 32
 """Seats that one reader waits for."""
 
+SLOW_SHARE = 4
+"""One of so many readers may be slow, and one of fewer, too."""
+
 REMEMBERED = 8
 """Contents that are known to be gone."""
 
@@ -140,8 +143,8 @@ class Shelf:
             then()
 
     def passed(self, name: str, seat: int) -> int:
-        """How many parts that the publisher has dealt to this seat have come, and gone on: half of the readers of the
-        deal have them, this one included, but for those that have failed it. So of two none sets the other's pace."""
+        """How many parts that the publisher has dealt to this seat have come, and gone on: all readers of the deal have
+        them but a quarter, or one. So a few slow ones do not set the pace of the others, and of two none does."""
         item = self._items.get(name)
         if item is None or item.book is None:
             return 0
@@ -152,7 +155,7 @@ class Shelf:
         ]
         missing = len(item.book.sources) - item.book.sources.count(PUBLISHER) - len(gone)
         have = sorted([0] * missing + gone + [len(item.book.come[seat])])
-        return have[len(have) // 2]
+        return have[max(len(have) // SLOW_SHARE, min(len(have) - 1, 1))]
 
     def want(self, reader: bytes, want: Want) -> None:
         """Another reader asks for a seat's parts. It gets them as they come."""
