@@ -78,9 +78,8 @@ def monitor(connected: Any, more: int = 0) -> Any:
 
 def events(news: Any) -> Iterator[dict[str, Any]]:
     """What a socket that monitors another one has to tell now."""
-    parse = importlib.import_module("zmq.utils.monitor").parse_monitor_message
-    while news.poll(0):
-        yield parse(news.recv_multipart())
+    while news.events & load().POLLIN:  # many times faster than poll(0)
+        yield importlib.import_module("zmq.utils.monitor").parse_monitor_message(news.recv_multipart())
 
 
 class Gate:

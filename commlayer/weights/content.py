@@ -86,7 +86,8 @@ class Whole:
     def __init__(self, memory: Tensor) -> None:
         self.memory = memory
         self._block = memory.numpy().data
-        size, part_bytes = len(memory), part_bytes_for(len(memory))
+        self.size = size = len(memory)
+        part_bytes = part_bytes_for(size)
         self._ends = [0]
         while self._ends[-1] < size:
             left = size - self._ends[-1]

@@ -24,7 +24,7 @@ from ..telemetry import curve
 from ..transport.secret import read_secret
 from .parts import PUBLISHER
 
-PROTOCOL = 4
+PROTOCOL = 5
 """The version of the messages; a release that changes them raises it."""
 
 RELEASE = importlib.metadata.version("commlayer")

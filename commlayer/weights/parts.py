@@ -14,7 +14,7 @@ PUBLISHER = ""
 PART_MOST_BYTES = 256 << 10
 """Longest part. Heartbeats wait for one of them."""
 
-PART_LEAST_BYTES = 64 << 10
+PART_LEAST_BYTES = 32 << 10
 """Length of the parts of a short content."""
 
 PARTS_ENOUGH = 512
@@ -25,7 +25,7 @@ TAIL_SHARE, TAIL_LEAST_BYTES = 32, 16 << 10
 from reader to reader when all others have come (guided self-scheduling: Polychronopoulos and Kuck, 1987)."""
 
 GRACE_LEAST_S, GRACE_MOST_S = 3.0, 60.0
-GRACE_FACTOR = 8.0
+GRACE_FACTOR = 16.0
 """A source is late after so many times the usual time between two parts of a source, within these bounds."""
 
 LAG_FACTOR = 2.0

@@ -70,7 +70,7 @@ class Peers:
         zmq = curve.load()
         for address, peer in list(self._peers.items()):
             for _ in range(BATCH):
-                if self._peers.get(address) is not peer:
+                if self._peers.get(address) is not peer or not peer.socket.events & zmq.POLLIN:
                     break
                 try:
                     frames = peer.socket.recv_multipart(zmq.NOBLOCK, copy=False)

@@ -91,7 +91,7 @@ def filled(arrival: Arrival, parts: list[list[bytes]]) -> Held | None:
 def test_a_whole_state_comes_in_short_parts() -> None:
     state = held(LAYOUT, 3, 1)
     head, sent = whole(state)
-    assert max(len(frame) for message in sent for frame in message) < PART_LEAST_BYTES < ANSWER_MAX_BYTES
+    assert max(len(frame) for message in sent for frame in message) <= PART_LEAST_BYTES < ANSWER_MAX_BYTES
     found = filled(arriving(WHOLE, Head.read(sent[0][1]), None, None), sent[1:])
     assert found is not None
     assert torch.equal(found.memory, state.memory)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commlayer.weights.content import Code, Whole
-from commlayer.weights.deal import BESIDE_MOST, WINDOW_LEAST, WINDOW_SHARE, Deal
+from commlayer.weights.deal import BESIDE_MOST_BYTES, WINDOW_LEAST, WINDOW_LEAST_BYTES, WINDOW_SHARE, Deal
 from commlayer.weights.parts import GRACE_FACTOR, GRACE_MOST_S
 
 WHOLE = Whole(torch.empty(8 << 20, dtype=torch.uint8))
@@ -45,6 +45,21 @@ def test_a_seat_that_passes_nothing_on_gets_few_parts() -> None:
     assert len(deal.given[1]) <= 1 + whole.parts // (2 * WINDOW_SHARE)
 
 
+@pytest.mark.parametrize("mb", [1, 2, 12])
+def test_short_parts_leave_ahead_of_the_news_of_others_but_not_all_of_a_short_content(mb: int) -> None:
+    whole = Whole(torch.empty(mb << 20, dtype=torch.uint8))
+    deal = Deal(whole, 8, 0.0)
+    while deal._next < whole.parts - 20:
+        for seat in range(8):
+            if deal.next(seat) is not None:
+                deal.give(seat)
+                deal.passed(seat, len(deal.given[seat]))
+    (count,) = taken(deal, [0])
+    ahead_bytes = sum(len(whole.part(number)) for number in deal.given[0][-count:])
+    least_bytes = min(WINDOW_LEAST_BYTES, whole.size // 64)
+    assert least_bytes <= ahead_bytes < 2 * least_bytes + (32 << 10)
+
+
 def test_a_reader_passes_on_no_more_than_it_was_given() -> None:
     found = []
     for said in (1, 10**6):
@@ -81,12 +96,14 @@ def test_seats_that_have_all_failed_are_used(seats: int) -> None:
 
 
 def test_few_parts_are_on_their_way_beside_a_training() -> None:
-    deal = Deal(Whole(torch.empty(8 << 20, dtype=torch.uint8)), 8, 0.0)
+    deal = Deal(WHOLE, 8, 0.0)
     deal.is_beside = True
-    for seat in range(8):
-        if deal.next(seat) is not None:
-            deal.give(seat)
-    assert sum(map(len, deal.given)) == BESIDE_MOST
+    for _ in range(WHOLE.parts):
+        for seat in range(8):
+            if deal.next(seat) is not None:
+                deal.give(seat)
+    given = [number for numbers in deal.given for number in numbers]
+    assert sum(len(WHOLE.part(number)) for number in given) == BESIDE_MOST_BYTES
     deal.passed(0, 1)
     assert deal.next(7) is not None
 
@@ -106,19 +123,19 @@ def taken(deal: Deal, seats: Iterable[int]) -> list[int]:
 def test_a_reader_that_ends_beside_a_training_takes_no_room_from_others(end: Callable[[Deal, int], None]) -> None:
     deal = Deal(WHOLE, 3, 0.0)
     deal.is_beside = True
-    assert taken(deal, range(3)) == [2, 2, 0]  # one seat has half of them at most
+    assert taken(deal, range(3)) == [4, 4, 0]  # one seat has half of them at most
     end(deal, 0)
-    assert taken(deal, range(3)) == [0, 0, 2]
+    assert taken(deal, range(3)) == [0, 0, 4]
 
 
 def test_readers_that_are_stuck_beside_a_training_stop_the_others_for_the_grace_time() -> None:
     deal = Deal(WHOLE, 3, 0.0)
     deal.is_beside = True
-    assert taken(deal, (2, 1, 0)) == [2, 2, 0]
+    assert taken(deal, (2, 1, 0)) == [4, 4, 0]
     deal.look(0.9 * GRACE_MOST_S)
     assert taken(deal, (2, 1, 0)) == [0, 0, 0]
     deal.look(1.1 * GRACE_MOST_S)
-    assert taken(deal, (2, 1, 0)) == [0, 0, 2]
+    assert taken(deal, (2, 1, 0)) == [0, 0, 4]
 
 
 @pytest.mark.parametrize("share", [0.8, 1.2])
