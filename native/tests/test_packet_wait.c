@@ -115,7 +115,8 @@ TEST(test_two_threads_wait)
         struct waiter one = {0}, other = {.operation = start_receive(&team, 0, 1, 2, &in[1], 1, PATIENCE_US)};
         start_waiter(&one, &team, 0, &in[0]);
         pthread_create(&other.thread, NULL, wait_for, &other);
-        usleep(2000);
+        while (atomic_load(&world.engines[0]->packet_wait->sleepers) == 0)
+            usleep(200);
         CHECK_EQ(finish(start_send(&team, 1, 0, first + 1, &out, 1, PATIENCE_US)), CL_OK);
         end_waiter(first == 0 ? &one : &other, CL_OK);
         if (first == 0)

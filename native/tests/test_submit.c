@@ -26,13 +26,14 @@ static void leave_polling(const struct world *world, uint32_t rank)
  * many messages or bytes. */
 TEST(test_short_collectives)
 {
-    enum { ALONE, WITHIN_THE_CALL, AMID_OTHERS, MANY_MESSAGES, MANY_BYTES, WAYS, ROUNDS = 20 };
+    enum { ALONE, WITHIN_THE_CALL, AMID_OTHERS, MANY_MESSAGES, MANY_BYTES, WAYS, ROUNDS = 20, MOST = 2000 };
     static const struct {
         uint32_t messages, bytes;
     } PLANS[WAYS] = {[MANY_MESSAGES] = {9, 4}, [MANY_BYTES] = {6, 12000}};
     for (uint32_t way = 0; way < WAYS; way++) {
         SCOPED_WORLD world = open_world(2, "udp", 0);
         SCOPED_TEAM team = open_team(&world, 1, false);
+        bool leaves = way == ALONE || way == WITHIN_THE_CALL;
         uint32_t sends = 0;
         watch(&world, 0);
         for (uint32_t rank = 0; PLANS[way].messages > 0 && rank < 2; rank++) {
@@ -40,7 +41,8 @@ TEST(test_short_collectives)
             team.plans[rank] = draft_messages(rank, PLANS[way].messages, PLANS[way].bytes);
             CHECK(team.plans[rank] != NULL);
         }
-        for (uint32_t round = 0; round < ROUNDS; round++) {
+        /* The engine's thread may be faster: on a busy machine in nearly every round. */
+        for (uint32_t round = 0; round < ROUNDS || (leaves && sends == 0 && round < MOST); round++) {
             uint8_t in = 0, out = 1;
             cl_operation *other = NULL, *operations[2] = {NULL, NULL};
             struct call *calls[2] = {make_call(0, round), make_call(1, round)};
@@ -70,6 +72,6 @@ TEST(test_short_collectives)
                 CHECK_EQ(finish(other), CL_OK);
             }
         }
-        CHECK_EQ(sends > 0, way == ALONE || way == WITHIN_THE_CALL);
+        CHECK_EQ(sends > 0, leaves);
     }
 }
