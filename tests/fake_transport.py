@@ -215,7 +215,7 @@ class FakeGroup:
         return handle
 
     def abort(self, reason: str) -> None:
-        self.failure = CommError(reason)
+        self.failure = CommError(reason or f"rank {self.rank} aborted its process group")
 
     def close(self) -> None:
         self._work.put(None)

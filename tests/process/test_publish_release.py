@@ -38,7 +38,7 @@ def stranger(address: str, stop: threading.Event, answers: list[list[bytes]]) ->
     [
         ([[message.HEARD, b'{"protocol": 9, "release": "7.5.1"}', b""]], r"it has commlayer 7\.5\.1 \(.* version 9\)"),
         ([[message.WHOLE, b'{"protocol": 3, "life": ""}', b""]], r"an earlier release \(messages of version 3\)"),
-        ([], r"has not said within 0\.5 s .* \(version 3 or below\)"),
+        ([], r"has not said within 0\.5 s .* \(version 4 or below\)"),
     ],
     ids=["later", "earlier", "earlier, without a version"],
 )
