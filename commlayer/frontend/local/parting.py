@@ -57,9 +57,8 @@ class Parting:
         self._has_left = False
         self.is_failed = False
         """Whether the thread has found that the loops end after different steps."""
-        self._hook = model.register_forward_pre_hook(
-            self._pass_begins, prepend=True
-        )  # before that of FSDP2, which waits
+        # Before the hook of FSDP2, which waits for the others.
+        self._hook = model.register_forward_pre_hook(self._pass_begins, prepend=True)
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="commlayer-parting", daemon=True)
         self._thread.start()
