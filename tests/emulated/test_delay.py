@@ -41,6 +41,45 @@ def test_round_trip_is_the_sum_of_both_delays() -> None:
     assert 39.9 <= measured_ms < 80
 
 
+HELD = """
+import socket, struct, time
+SO_TIMESTAMPNS = 35
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+s.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+s.settimeout(60)
+s.bind(("", 7000))
+print("ready", flush=True)
+held_s = []
+for _ in range(20):
+    _, ancillary, _, _ = s.recvmsg(100, 100)
+    seconds, nanoseconds = struct.unpack("qq", ancillary[0][2])
+    held_s.append(time.time() - seconds - nanoseconds * 1e-9)
+print(min(held_s) * 1e3, flush=True)
+"""
+
+SEND = """
+import socket, sys, time
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+for _ in range(20):
+    s.sendto(b"x", (sys.argv[1], 7000))
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.needs_root
+def test_the_kernel_stamps_packets_when_they_have_travelled() -> None:
+    """Else a transport that reads the stamps takes the delay for time that the receiving host held the packets."""
+    with (
+        Network(Scenario(hosts=2, nics=(Link(delay_ms=30),))) as network,
+        network.popen(1, [sys.executable, "-c", HELD], stdout=subprocess.PIPE) as receiver,
+    ):
+        assert receiver.stdout is not None
+        receiver.stdout.readline()
+        network.run(0, [sys.executable, "-c", SEND, network.address(1)])
+        held_ms = float(receiver.stdout.readline())
+    assert 0 <= held_ms < 15
+
+
 @pytest.mark.needs_root
 def test_without_delay_nothing_is_held() -> None:
     with Network(Scenario()) as network:

@@ -13,7 +13,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Mapping
+from pathlib import Path
 
 from .link import Link
 from .namespace import EmulationError, call, inside
@@ -56,29 +56,28 @@ def add_netem(namespace: str, nic: int, interface: str, link: Link) -> None:
 
 
 class Delay:
-    """Holds the packets that arrive at any number of hosts, on one thread, until `close`."""
+    """Holds the packets to any number of addresses, on one thread, until `close`."""
 
     def __init__(self) -> None:
         self._queues: dict[socket.socket, tuple[int, float, collections.deque[tuple[float, int]]]] = {}
         self._thread: threading.Thread | None = None
         self._stop, self._stopped = socket.socketpair()
 
-    def add(self, namespace: str, links: Mapping[str, Link]) -> None:
-        """Delays packets that arrive at the interfaces in `links`. Raises EmulationError if the kernel cannot."""
-        for number, (interface, link) in enumerate(links.items()):
-            if link.delay_ms == 0:
-                continue
-            try:
-                with inside(namespace):
-                    queue = _bind(number)
-                rule = f"iptables -A INPUT -i {interface} -j NFQUEUE --queue-num {number}"
-                call(f"ip netns exec {namespace} {rule}")
-            except (OSError, EmulationError) as error:
-                raise EmulationError(
-                    f"delay_ms = {link.delay_ms:g}: this kernel has neither netem nor netfilter queues ({error}); "
-                    "load sch_netem or nfnetlink_queue and xt_NFQUEUE, or leave the delay out"
-                ) from error
-            self._queues[queue] = (number, link.delay_ms / 1e3, collections.deque())
+    def add(self, switch: str, address: str, delay_ms: float) -> None:
+        """Delays packets to this address on their way through the bridges of the namespace `switch`: not in the host,
+        whose kernel has stamped them by then with their time of arrival. Raises EmulationError if the kernel cannot."""
+        number = len(self._queues)
+        try:
+            with inside(switch):
+                Path("/proc/sys/net/bridge/bridge-nf-call-iptables").write_text("1")
+                queue = _bind(number)
+            call(f"ip netns exec {switch} iptables -A FORWARD -d {address} -j NFQUEUE --queue-num {number}")
+        except (OSError, EmulationError) as error:
+            raise EmulationError(
+                f"delay_ms = {delay_ms:g}: this kernel has neither netem nor netfilter queues for bridges ({error}); "
+                "load sch_netem, or br_netfilter, nfnetlink_queue and xt_NFQUEUE, or leave the delay out"
+            ) from error
+        self._queues[queue] = (number, delay_ms / 1e3, collections.deque())
 
     def start(self) -> None:
         """Starts the thread, after all hosts have been added."""

@@ -1,8 +1,9 @@
 """A small network on one Linux machine: hosts are network namespaces, joined by a switch in one of its own.
 
 Each host NIC is a veth pair with the same queues (`link.py`) at both ends: one is the NIC's queue, the other the buffer
-of the switch port. Loss and delay are behind the link, where packets arrive. This needs root, iproute2, nftables and
-ethtool, and leaves the machine's own interfaces and addresses alone.
+of the switch port. Loss is behind the link, where packets arrive, and so is delay with netem; without, packets are held
+before the switch port. This needs root, iproute2, nftables and ethtool, and leaves the machine's own interfaces and
+addresses alone.
 """
 
 from __future__ import annotations
@@ -220,12 +221,11 @@ class Network:
         name = self.name(host)
         if self._netem is None:
             self._netem = delay.has_netem(name)
-        if not self._netem:
-            self._delay.add(name, dict(zip(self.interfaces, self._links[host], strict=True)))
-            return
         for nic, of in enumerate(self._links[host]):
-            if of.delay_ms:
+            if of.delay_ms and self._netem:
                 delay.add_netem(name, nic, self.interfaces[nic], of)
+            elif of.delay_ms:
+                self._delay.add(self.switch, self.address(host, nic), of.delay_ms)
 
     def _anchor(self, host: int) -> subprocess.Popen[str]:
         """A process that holds the host's namespaces: host name, /etc/hosts, IPC and /dev/shm beside the network.
