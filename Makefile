@@ -171,7 +171,7 @@ test: venv native native-test ## all tests that this machine can run; skipped on
 	@$(MAKE) --no-print-directory test-python
 
 # More workers than cores, because single tests wait much. The tests of a file run in one worker, and share its
-# fixtures. tests/conftest.py has the order of tests, and which failures are tried again.
+# fixtures. tests/conftest.py has the order of tests, the parameter sets that are drawn, and which failures are tried again.
 WORKERS ?= $(shell expr 2 \* $(JOBS) + 1)
 PYTEST := $(BIN)/python -m pytest -q -rsR --durations=20 -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
     --hypothesis-seed=$(DRAW)
@@ -180,8 +180,8 @@ test-python:
 	rm -f out/first-failures.txt
 	$(PYTEST) -m 'not slow' tests
 
-test-slow: venv native ## tests that take half a minute each, or need idle cores: one after the other
-	$(BIN)/python -m pytest -q -m slow tests
+test-slow: venv native ## one after the other: tests that need half a minute or idle cores, and sets not drawn by `test`
+	$(BIN)/python -m pytest -q --hypothesis-seed=$(DRAW) -m slow tests
 
 # A test of PyTorch's DistributedTest that passes with gloo must pass with commlayer. Tables and logs: out/torch_suite.
 test-torch: venv native ## PyTorch's own tests of a backend, on gloo and commlayer (minutes)

@@ -1,6 +1,9 @@
 """Skips of marked tests, the profile of hypothesis, order and second runs of tests, and a fixture for libfabric."""
 
+import math
 import os
+import random
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -26,6 +29,10 @@ FIRST_FAILURES = ROOT / "out" / "first-failures.txt"
 # Tests of the first folders take longest: they are begun first.
 ORDER = ("tests/emulated", "tests/process/faults", "tests/process", "tests/engine", "tests/torch_suite", "tests/unit")
 
+# Of the parameter sets of a test in these folders, `make test` draws a third, others for each commit (DRAW=): processes
+# take longest, and the sets of one test have most in common. `make test-slow` runs the rest.
+DRAWN = ("tests/process", "tests/emulated")
+
 # For each connection to a Store, torch looks up the name of both ends, ::ffff:127.0.0.1, which no file of most systems
 # has: so it asks the name server, by default for 5 s. Subprocesses inherit this; .ci/run adds the name to /etc/hosts.
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
@@ -43,8 +50,28 @@ def _place(item: pytest.Item) -> int:
     return next((at for at, folder in enumerate(ORDER) if _within(item.path, folder)), len(ORDER))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Orders the tests, and marks them: skips of those that need root, and second runs."""
+def left_out(names: list[str], draw: str) -> set[str]:
+    """Two thirds, rounded down, of the parameter sets of each test: the same ones for the same draw."""
+    sets = defaultdict(list)
+    for name in names:
+        sets[name.split("[")[0]].append(name)
+    left = set()
+    for test, group in sets.items():
+        drawn = random.Random(f"{draw} {test}").sample(group, math.ceil(len(group) / 3))
+        left |= set(group) - set(drawn)
+    return left
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses by the marks
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Orders the tests, and marks them: slow ones, skips of those that need root, and second runs."""
+    draw = config.getoption("--hypothesis-seed")
+    if draw is not None:
+        shared = [item for item in items if any(_within(item.path, folder) for folder in DRAWN)]
+        left = left_out([item.nodeid for item in shared if not item.get_closest_marker("slow")], draw)
+        for item in shared:
+            if item.nodeid in left:
+                item.add_marker(pytest.mark.slow)
     reason = namespace.missing()
     for item in items:
         if reason and item.get_closest_marker("needs_root"):
