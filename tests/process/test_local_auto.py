@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -22,12 +23,12 @@ from tests.process.test_local_steps import Net, equal_on_all, loss_of, train
 STEPS = 14
 
 
-def pretend(patch: pytest.MonkeyPatch, step_s: float, rate: float) -> None:
-    """Lets `auto` find this step and this rate of the link."""
+def pretend(patch: pytest.MonkeyPatch, step_s: float, rate: float, latency_s: float = 0.0) -> None:
+    """Lets `auto` find this step, and this rate and latency of the link."""
 
-    def measured(self: ExactSteps, value_bytes: float) -> Measured:
-        found = original(self, value_bytes)
-        return found._replace(step_s=step_s, rate=rate)
+    def measured(self: ExactSteps, value_bytes: float, fragments: int) -> Measured:
+        found = original(self, value_bytes, fragments)
+        return found._replace(step_s=step_s, rate=rate, latency_s=latency_s)
 
     original = ExactSteps.measured
     patch.setattr(ExactSteps, "measured", measured)
@@ -194,6 +195,47 @@ def test_measured_times_are_those_of_all_ranks(rank: int, size: int) -> None:
         assert told[0] == told[1]
         assert told[0].step_s > 0
         assert told[0].rate > 0
+        assert told[0].latency_s >= 0
+
+
+@ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
+def test_the_latency_of_the_link_makes_syncs_rarer(rank: int, size: int) -> None:
+    model = Net()
+    optimizer = adam(model)
+    with pytest.MonkeyPatch.context() as patch:
+        pretend(patch, 0.1, 1e9, 0.24)
+        with commlayer.LocalSteps(model, optimizer) as local:
+            train(model, optimizer, rank, range(exact.MEASURED + 1))
+            assert "240 ms of latency" in local.explain()
+            assert "in 4 fragments, each sent every 10 steps" in local.explain()
+
+
+@ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
+def test_short_averages_have_the_bytes_of_a_sync_and_change_nothing(rank: int, size: int) -> None:
+    model, other = Net(), Net()
+    counts: list[int] = []
+    with pytest.MonkeyPatch.context() as patch:
+        original = ExactSteps._try
+
+        def attempt(self: ExactSteps) -> None:
+            original(self)
+            assert self._part is not None
+            counts.append(len(self._part))
+            assert not self._part.any()
+
+        patch.setattr(ExactSteps, "_try", attempt)
+        for each, every in ((model, "auto"), (other, 4)):
+            optimizer = adam(each)
+            exact_steps = exact.MEASURED + 2
+            with commlayer.LocalSteps(each, optimizer, every, fragments=2, exact_steps=exact_steps) as local:
+                train(each, optimizer, rank, range(exact.MEASURED))
+                assert local.syncs == 0
+                if each is model:
+                    met = values(model)
+        assert torch.equal(met, values(other))
+    size = sum(parameter.numel() for parameter in Net().parameters())
+    bytes_of_sync = size / 2 * (130 / 256 + 66 / 64) / 2
+    assert counts == [math.ceil(bytes_of_sync / 4)] * exact.MEASURED
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,8 @@ from ...compress.fine import Fine
 from ...config import Policy
 from ...errors import ConfigError
 from ...kind import whole
+from ...plans.codec import VALUE_BYTES
+from ..gradients.candidates import bytes_per_value
 from ..group.backend import CommProcessGroup
 from .exact_state import policy_of
 from .outer import Outer
@@ -134,6 +136,12 @@ class Arguments:
     def outer_of(self, turns: Turns) -> Outer:
         """The optimizer of the shared weights."""
         return Outer.default(turns) if self.outer is None else Outer.of(self.outer)
+
+    @property
+    def value_bytes(self) -> float:
+        """Bytes of a value on one of its two ways."""
+        pair = codec_of(self.codec).pair
+        return VALUE_BYTES if pair is None else bytes_per_value(pair) / 2
 
     @property
     def form(self) -> Form:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +27,6 @@ from torch.optim import Optimizer
 from ...compress.fine import Fine
 from ...compress.loss_scale import LossScale
 from ...errors import ConfigError
-from ...plans.codec import VALUE_BYTES
 from ..gradients.hook_group import largest_of
 from ..gradients.passes import Passes
 from ..group.backend import CommProcessGroup
@@ -84,16 +84,21 @@ class ExactSteps:
         self._ended_s = 0.0  # the end of the last step
         self._step_s: list[float] = []  # of steps without the average
         self._sent_s: list[float] = []  # of averages
+        self._part_s: list[float] = []  # of averages of `_part`
+        self._part: Tensor | None = None  # float32, on the host; None: this rank measures nothing
 
     def _meet(self) -> None:
         """Saved residuals are numbered in the model's order."""
         self.state.feedback.meet(list(self._weights.parts.values()))
 
-    def begin(self, group: CommProcessGroup, *, measures: bool) -> None:
-        """The training begins. `group`: that of syncs, which all ranks have made."""
+    def begin(self, group: CommProcessGroup, *, share: float) -> None:
+        """The training begins. `group`: that of syncs, which all ranks have made. `share`: bytes of a fragment in the
+        codec of local steps, as a share of all values in float32; 0: nothing is measured."""
         self._of_syncs, self._group, self._has_begun = group, self.state.group(), True
         self._heads = self.state.heads = Heads(self._group, is_weighted=self._count is not None)
-        self.measure(measures)
+        if share:
+            self._part = torch.zeros(math.ceil(share * self._values))
+        self.measure(bool(share))
         if not self._is_plain:
             self._divide(self._ordered(range(len(self._parameters) - 1, -1, -1)))
             return
@@ -146,6 +151,8 @@ class ExactSteps:
     def measure(self, measures: bool) -> None:
         """Begins or ends to measure."""
         self.measures = measures
+        if not measures:
+            self._part = None
         wanted = "none" if measures else self._policy.codec
         if self.state.policy.codec != wanted:
             self.state.change_policy({"codec": wanted})
@@ -239,6 +246,7 @@ class ExactSteps:
             self._sent_s.append(time.perf_counter() - begin_s)
             if self._ended_s and self.steps:
                 self._step_s.append(begin_s - self._ended_s)
+            self._site.agreed(self._try)
             self._ended_s = 0.0  # a step may have several averages
         for bucket in self._buckets:
             bucket.put([has[parameter] for parameter in bucket.parameters])
@@ -274,6 +282,14 @@ class ExactSteps:
         for bucket in self._buckets:
             bucket.wait()
         return dict(zip(self._parameters, map(bool, flags.tolist()), strict=True))
+
+    def _try(self) -> None:
+        """Times an average of as many bytes as a sync of local steps has, alone and with all ranks at their places."""
+        assert self._part is not None  # noqa: S101  # it measures
+        begin_s = time.perf_counter()
+        with labelled(f"trial of exact step {self.steps}"):
+            self._of_syncs.allreduce([self._part]).wait()
+        self._part_s.append(time.perf_counter() - begin_s)
 
     def _learn(self) -> None:
         """Divides the gradients in the order in which the first rank's backward pass has made them; those that it has
@@ -353,16 +369,18 @@ class ExactSteps:
         """Whether enough steps were measured."""
         return len(self._step_s) >= MEASURED - 1
 
-    def measured(self, value_bytes: float) -> Measured:
+    @property
+    def _values(self) -> int:
+        """Values that this rank sends: its site's, or its shard of them."""
+        return self._site.padded(sum(part.numel() for part in self._weights.parts.values())) // self._site.size
+
+    def measured(self, value_bytes: float, fragments: int) -> Measured:
         """What these steps tell of the least number of local steps, the same on all ranks, all of which call.
 
         The time of a step is that of the slowest rank. That of an average is that of the rank that came last, which has
-        waited for no other.
+        waited for no other; of the averages as short as a sync the slowest counts, since lost packets make some longer.
         """
         step_s, sent_s = statistics.median(self._step_s), statistics.median(self._sent_s[1:])
-        part = self._site.padded(sum(part.numel() for part in self._weights.parts.values())) // self._site.size
-        own = [part, step_s, -sent_s]  # parts of ranks may differ by a row
-        values, step_s, negative_s = largest_of(self._group, self._site.largest(own))
-        sites = self._group.size()
-        rate = 2 * (sites - 1) / sites * values * VALUE_BYTES / max(-negative_s, 1e-9)
-        return Measured(sites, int(values), value_bytes, rate, max(step_s, 1e-9))
+        own = [self._values, step_s, -sent_s, -max(self._part_s[1:])]  # parts of ranks may differ by a row
+        values, step_s, sent_s, part_s = largest_of(self._group, self._site.largest(own))
+        return Measured.of(self._group.size(), int(values), value_bytes, -sent_s, -part_s, max(step_s, 1e-9), fragments)

@@ -23,12 +23,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.hooks import RemovableHandle
 
-from ...compress.codec import codec_of
 from ...compress.fine import Fine
 from ...config import Config, Policy
 from ...errors import ConfigError
-from ...plans.codec import VALUE_BYTES
-from ..gradients.candidates import bytes_per_value
 from ..gradients.disabled import refuse
 from ..work.dynamo import untraced
 from .arguments import Arguments, check_kinds
@@ -222,9 +219,9 @@ class LocalSteps:
         """The last exact step was made: local steps begin, if they are worth it. All ranks come to the same result."""
         turns: Turns | None
         if is_auto:
-            pair = codec_of(self._training.given.codec).pair
-            self._measured = exact.measured(VALUE_BYTES if pair is None else bytes_per_value(pair) / 2)
-            turns = self._training.given.turns_of(min(self._measured.every, EVERY_MAX))
+            given = self._training.given
+            self._measured = exact.measured(given.value_bytes, given.fragments)
+            turns = given.turns_of(min(self._measured.every, EVERY_MAX))
         else:
             turns = self._training.given.turns()
         if turns is not None:

@@ -16,6 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from ...config import Config, number
 from ...errors import ConfigError, PeerLostError
+from ...plans.codec import VALUE_BYTES
 from ..group.backend import CommProcessGroup
 from ..group.options import NAME, Options
 from ..group.state import State
@@ -103,7 +104,8 @@ class Training:
             site.agreed(functools.partial(living.watch, self.given.min_sites, self._silence_s))
         if self.rounds is None:
             assert self.exact is not None  # noqa: S101  # of _prepare
-            self.exact.begin(group, measures=self.given.every == "auto")
+            share = self.given.value_bytes / VALUE_BYTES / self.given.fragments
+            self.exact.begin(group, share=share if self.given.every == "auto" else 0.0)
         else:
             self.open(self.rounds, living)
             if flying := self._flying():

@@ -80,12 +80,17 @@ class Turns:
         return turn % self.fragments
 
 
-def least_every(sites: int, values: int, value_bytes: float, rate: float, step_s: float) -> int:
-    """The least number of local steps that hides a sync of all values: H* = ceil(2 (S - 1) / S * N * b / (r * t)).
+def least_every(bytes_s: float, latency_s: float, step_s: float, fragments: int) -> int:
+    """The least number of local steps that hides the syncs of up to `fragments` fragments: H*.
 
-    `values` N in `value_bytes` b bytes each, averaged over `sites` S sites, pass this site's link of `rate` r bytes per
-    second; a step takes `step_s` t seconds. Latency is left out: it does not grow with the values.
+    The values of all fragments together take `bytes_s` seconds B on a site's link, and each sync `latency_s` seconds L
+    more, whatever its length; a step takes `step_s` seconds t. With H steps there are F = min(H, `fragments`)
+    fragments, and a sync has H / F steps: L + B / F <= H / F t. 0 without values.
     """
-    if sites < 2 or not values:
+    if bytes_s <= 0:
         return 0
-    return math.ceil(2 * (sites - 1) / sites * values * value_bytes / (rate * step_s))
+    if latency_s < step_s:
+        least = math.ceil(bytes_s / (step_s - latency_s))  # a sync in each step: F = H
+        if least <= fragments:
+            return least
+    return math.ceil((fragments * latency_s + bytes_s) / step_s)

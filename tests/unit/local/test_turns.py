@@ -52,10 +52,30 @@ def test_fewer_steps_than_fragments_are_refused_with_the_remedy() -> None:
         Turns.of(3, 4, None)
 
 
-def test_least_every_is_the_time_of_a_sync_in_steps() -> None:
-    # 4 sites, 1e6 values of 2 bytes: 3 MB per site and sync; at 2.5 MB/s 1.2 s, which 12 steps of 100 ms hide.
-    assert least_every(4, 1_000_000, 2, 2.5e6, 0.1) == 12
-    assert least_every(4, 1_000_000, 2, 2.5e6, 0.1001) == 12
-    assert least_every(4, 1_000_000, 2, 2.5e6, 0.0999) == 13
-    assert least_every(4, 1_000_000, 2, 1e9, 0.1) == 1
-    assert least_every(1, 1_000_000, 2, 1e3, 0.1) == 0
+def test_least_every_is_the_time_of_the_bytes_in_steps() -> None:
+    assert least_every(1.2, 0.0, 0.1, 4) == 12
+    assert least_every(1.2, 0.0, 0.1001, 4) == 12
+    assert least_every(1.2, 0.0, 0.0999, 4) == 13
+    assert least_every(0.003, 0.0, 0.1, 4) == 1
+    assert least_every(0.0, 0.5, 0.1, 4) == 0
+
+
+def test_every_fragment_waits_for_the_latency_once() -> None:
+    assert least_every(1.2, 0.1, 0.1, 4) == 16
+    assert least_every(1.2, 0.1, 0.1, 1) == 13
+    assert least_every(0.05, 0.05, 0.1, 4) == 1
+    assert least_every(0.15, 0.05, 0.1, 4) == 3  # three fragments, one in each step
+
+
+@given(bytes_s=st.floats(1e-3, 10), latency_s=st.floats(0, 2), step_s=st.floats(1e-2, 1), fragments=st.integers(1, 8))
+def test_a_sync_fits_into_its_turn_and_one_step_less_is_too_few(
+    bytes_s: float, latency_s: float, step_s: float, fragments: int
+) -> None:
+    def share(every: int) -> float:
+        """Of its turn that a sync takes."""
+        parts = min(every, fragments)
+        return (latency_s + bytes_s / parts) / (every / parts * step_s)
+
+    least = least_every(bytes_s, latency_s, step_s, fragments)
+    assert share(least) <= 1 + 1e-9
+    assert all(share(every) > 1 - 1e-9 for every in range(1, least))
