@@ -18,6 +18,7 @@ from pathlib import Path
 from .link import Link
 from .namespace import EmulationError, call, inside
 
+_CALL_IPTABLES = Path("/proc/sys/net/bridge/bridge-nf-call-iptables")  # of the network namespace of this thread
 _QUEUE_PACKETS = 1 << 20
 _NETLINK_NETFILTER, _SOL_NETLINK, _NETLINK_NO_ENOBUFS = 12, 270, 5  # linux/netlink.h
 _SO_RCVBUFFORCE = 33
@@ -67,9 +68,12 @@ class Delay:
         """Delays packets to this address on their way through the bridges of the namespace `switch`: not in the host,
         whose kernel has stamped them by then with their time of arrival. Raises EmulationError if the kernel cannot."""
         number = len(self._queues)
+        if not _CALL_IPTABLES.exists():
+            with contextlib.suppress(OSError, EmulationError):
+                call("modprobe br_netfilter")
         try:
             with inside(switch):
-                Path("/proc/sys/net/bridge/bridge-nf-call-iptables").write_text("1")
+                _CALL_IPTABLES.write_text("1")
                 queue = _bind(number)
             call(f"ip netns exec {switch} iptables -A FORWARD -d {address} -j NFQUEUE --queue-num {number}")
         except (OSError, EmulationError) as error:
