@@ -48,7 +48,7 @@ class Dispatcher:
         self.valid_cudagraph_attrs: list[str] | None = None
         self._policy = policy
         self._shape = torch.Size()
-        self._ids = torch.empty(0, 0, dtype=torch.int64)
+        self._ids = torch.empty(0, 0, dtype=torch.int64, device="cpu")
         self._sent: Dispatched | None = None
 
     def dispatch_preprocess(self, tokens: Tensor, routing_map: Tensor, probs: Tensor) -> tuple[Tensor, Tensor]:
@@ -69,7 +69,7 @@ class Dispatcher:
 
     def dispatch_postprocess(self, hidden_states: Tensor, probs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The rows, sorted by expert, the number of rows of each, on the CPU, and the weights."""
-        return hidden_states, torch.tensor(self._now().counts, device="cpu"), probs
+        return hidden_states, torch.tensor(self._now().counts, device="cpu", dtype=torch.int64), probs
 
     def combine_preprocess(self, hidden_states: Tensor) -> Tensor:
         """The outputs as they are."""

@@ -73,7 +73,7 @@ class Int8Rows:
                 f"{self._width} values has {self._row_bytes} bytes of torch.uint8; use the same codec on all ranks"
             )
         encoded = input_grad.detach().cpu().contiguous()
-        padded = torch.empty(encoded.numel() // self._row_bytes, self._padded_width, device="cpu")
+        padded = torch.empty(encoded.numel() // self._row_bytes, self._padded_width, device="cpu", dtype=torch.float32)
         if encoded.numel():
             kernels.decode(_INT8.number, padded.data_ptr(), encoded.data_ptr(), padded.numel())
         return padded[:, : self._width].reshape(-1).to(input_grad.device)

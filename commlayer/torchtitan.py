@@ -51,7 +51,7 @@ class Dispatcher(AllToAllTokenDispatcher):  # type: ignore[misc]  # mypy does no
             return super().dispatch(tokens, scores, expert_ids, counts)  # type: ignore[no-any-return]
         group: dist.ProcessGroup = self.ep_mesh.get_group()
         sent = dispatch(tokens, expert_ids, scores, self.num_experts, group=group, policy=self._policy)
-        return sent.rows, torch.tensor(sent.counts, device=tokens.device), sent
+        return sent.rows, torch.tensor(sent.counts, device=tokens.device, dtype=torch.int64), sent
 
     def combine(self, outputs: Tensor, sent: Dispatched, tokens: Tensor) -> Tensor:
         """The sums of the experts' outputs, weighted by the scores: shape and type of `tokens`."""

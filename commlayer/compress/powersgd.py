@@ -236,7 +236,9 @@ class Compression:
         All are NaN if a value of `left` is not finite: so is their average, on every rank.
         """
         if not left.isfinite().all():
-            return torch.full((sum(stack.right.numel() for stack in self._stacks),), math.nan)
+            return torch.full(
+                (sum(stack.right.numel() for stack in self._stacks),), math.nan, dtype=torch.float32, device="cpu"
+            )
         averaged = left.split([stack.left.numel() for stack in self._stacks])
         for stack, factor in zip(self._stacks, averaged, strict=True):
             stack.left = _orthonormal(factor.view(stack.left.shape))
@@ -318,7 +320,7 @@ def _at_least(least: int, value: object, what: str, use: str) -> int:
 
 def _flat(tensors: Iterable[Tensor]) -> Tensor:
     """All elements, one tensor after the other, in new memory."""
-    return torch.cat([torch.empty(0), *(tensor.reshape(-1) for tensor in tensors)])
+    return torch.cat([torch.empty(0, dtype=torch.float32, device="cpu"), *(tensor.reshape(-1) for tensor in tensors)])
 
 
 def _orthonormal(rows: Tensor) -> Tensor:

@@ -52,7 +52,7 @@ def add_to(target: Tensor, payload: Tensor) -> None:
     begin = _blocks(target) * COUNT_BYTES
     middle = (begin + len(payload)) // 2
     counts = payload[:begin].view(torch.int32)
-    firsts = torch.arange(0, target.numel(), BLOCK).repeat_interleave(counts)
+    firsts = torch.arange(0, target.numel(), BLOCK, device="cpu").repeat_interleave(counts)
     places = firsts + payload[begin:middle].view(torch.uint16).long()
     target.index_add_(0, places, payload[middle:].view(torch.bfloat16).float())
 

@@ -149,5 +149,5 @@ def _range(parameter: Tensor) -> tuple[int, int]:
 
 
 _OF_PYTHON = 0
-_OF_PYTHON = _holders(torch.empty(1)) - 1
+_OF_PYTHON = _holders(torch.empty(1, dtype=torch.float32, device="cpu")) - 1
 """Holders that come from asking."""

@@ -56,7 +56,7 @@ def tag(piece: Tensor | bytes | memoryview, name: str, number: int) -> bytes:
 def digest(layout: Layout, memory: Tensor) -> str:
     """32 hex digits of the names, types, shapes and values of a state. States that differ by a defect or by damage have
     the same digest with a chance of about 2^-63; it is no protection against those who make two states on purpose."""
-    sums = torch.empty(2 * -(-layout.bytes // SUMS_CHUNK_BYTES), dtype=torch.int64)
+    sums = torch.empty(2 * -(-layout.bytes // SUMS_CHUNK_BYTES), dtype=torch.int64, device="cpu")
     kernels.sums(memory.data_ptr(), layout.bytes, _key.data_ptr(), sums.data_ptr())
     return hashlib.blake2s(sums.numpy().tobytes(), key=bytes.fromhex(layout.fingerprint), digest_size=16).hexdigest()
 
@@ -153,7 +153,7 @@ Content = Whole | Code
 
 def room() -> Tensor:
     """Memory for one part of a code while it is made."""
-    return torch.empty(PART_MOST_BYTES + SLACK_BYTES, dtype=torch.uint8)
+    return torch.empty(PART_MOST_BYTES + SLACK_BYTES, dtype=torch.uint8, device="cpu")
 
 
 def _encoded(base: Tensor, memory: Tensor, at: int, values: int, width: int, room: Tensor) -> int | None:

@@ -41,7 +41,7 @@ class Pool:
         with self._guard:
             if self._back:
                 return self._back.pop()
-        return torch.empty(self._size, dtype=torch.uint8)
+        return torch.empty(self._size, dtype=torch.uint8, device="cpu")
 
     def give(self, memory: Tensor) -> None:
         """Takes a block back that nobody uses any more."""

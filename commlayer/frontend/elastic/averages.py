@@ -91,7 +91,7 @@ class Averages:
 
     def vector(self, ranks: int) -> Tensor:
         """One without gradients, in which none of so many ranks has told anything."""
-        found = torch.empty(self.size + ranks * len(Told._fields))
+        found = torch.empty(self.size + ranks * len(Told._fields), dtype=torch.float32, device="cpu")
         found[self.values :].zero_()
         return found
 
@@ -110,10 +110,14 @@ class Averages:
 
     def tell(self, vector: Tensor, weight: float, place: int, told: Told | None) -> None:
         """Puts in which gradients the rank at `place` has, and what it tells; None: it does so otherwise."""
-        given = torch.tensor([float(weight > 0 and each.grad is not None) for each in self._parameters])
+        given = torch.tensor(
+            [float(weight > 0 and each.grad is not None) for each in self._parameters],
+            dtype=torch.float32,
+            device="cpu",
+        )
         vector[self.values : self.size] = given
         if told is not None:
-            vector[self.size + place * len(told) :][: len(told)] = torch.tensor(told)
+            vector[self.size + place * len(told) :][: len(told)] = torch.tensor(told, dtype=torch.float32, device="cpu")
 
     def told(self, averages: Tensor, ranks: int) -> list[Told]:
         """What each rank has told; numbers, but for rounding."""

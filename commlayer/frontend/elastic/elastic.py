@@ -413,7 +413,7 @@ class Job:
 
     def _ask_all(self, *, is_step: bool) -> bool:
         """Whether any rank steps. While one listens, all ask before a step: it cannot know when the loops end."""
-        flag = torch.tensor([float(is_step)])
+        flag = torch.tensor([float(is_step)], dtype=torch.float32, device="cpu")
         self._membership.world.total(flag)
         return bool(flag.item() > 0)
 

@@ -184,8 +184,8 @@ class Replica:
         """All members have their averages once this has ended on one of them. Returns what each has told."""
         self._held, norm = averages[: self._gradients.size], self._gradients.norm_of(averages)
         self._norms[self.made + 1] = norm
-        rows = torch.zeros(len(world.members), len(told))
-        rows[place] = torch.tensor(told._replace(norm=norm))
+        rows = torch.zeros(len(world.members), len(told), dtype=torch.float32, device="cpu")
+        rows[place] = torch.tensor(told._replace(norm=norm), dtype=torch.float32, device="cpu")
         world.total(rows)  # exactly what was told: the others add 0
         return [Told(*row) for row in rows.tolist()]
 
@@ -312,7 +312,9 @@ class Replica:
                 raise CommError(f"rank {world.own}: no member has the averages of step {latest}, which some lack")
             is_behind = 0 <= self.made < latest
             has_them = self.made == latest and self._averages is not None
-            averages = self._averages if has_them else torch.empty(self._gradients.size)
+            averages = (
+                self._averages if has_them else torch.empty(self._gradients.size, dtype=torch.float32, device="cpu")
+            )
             assert averages is not None  # noqa: S101
             dist.broadcast(averages, leader)
             if is_behind:
@@ -336,4 +338,4 @@ class Replica:
 
 def _rounded(norm: float) -> float:
     """As it travels: the same on all ranks, whether they have heard it in a step or in a report."""
-    return float(torch.tensor(norm))
+    return float(torch.tensor(norm, dtype=torch.float32, device="cpu"))

@@ -88,7 +88,9 @@ class Rows(World):
         found._connect(row)
         try:
             found.make()
-            found.total(torch.zeros(1))  # or the error of a rank that is ahead would end the meeting of the others
+            found.total(
+                torch.zeros(1, dtype=torch.float32, device="cpu")
+            )  # or the error of a rank that is ahead would end the meeting of the others
         except BaseException:
             found.end()
             found.close()
@@ -198,14 +200,14 @@ class Rows(World):
 
     def conclude(self) -> None:
         """Begins where a step does, between the ranks of this place: so the two meet."""
-        _reduce(self.peers, torch.zeros(1), dist.ReduceOp.SUM, is_async=False)
+        _reduce(self.peers, torch.zeros(1, dtype=torch.float32, device="cpu"), dist.ReduceOp.SUM, is_async=False)
         super().conclude()
 
     def tell_row(self, own: Sequence[float]) -> list[list[float]]:
         """Exactly what was told. The row's group is never made again: the row ends with it."""
         assert self._group_of_row is not None  # noqa: S101  # for mypy
-        told = torch.zeros(self.row_size, len(own), dtype=torch.float64)
-        told[self.row.index(self.own)] = torch.tensor(own, dtype=torch.float64)
+        told = torch.zeros(self.row_size, len(own), dtype=torch.float64, device="cpu")
+        told[self.row.index(self.own)] = torch.tensor(own, dtype=torch.float64, device="cpu")
         try:
             # The groups of FSDP2's mesh have a timeout of their own.
             _reduce(self._group_of_row, told, dist.ReduceOp.SUM, is_async=False, timeout=self.options._timeout)

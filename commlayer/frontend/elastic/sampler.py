@@ -138,7 +138,11 @@ class Sampler(TorchSampler[list[int]]):
         if self._order[0] != self._epoch:
             # A seed of its own for each epoch, far from those of other seeds.
             draw = torch.Generator().manual_seed(self._seed * 1_000_003 + self._epoch)
-            order = torch.randperm(self._samples, generator=draw) if self._shuffle else torch.arange(self._samples)
+            order = (
+                torch.randperm(self._samples, generator=draw, device="cpu")
+                if self._shuffle
+                else torch.arange(self._samples, device="cpu")
+            )
             self._order = self._epoch, order.tolist()
         return self._order[1][self._place : self._place + self._batch_size]
 

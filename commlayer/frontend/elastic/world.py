@@ -72,7 +72,7 @@ class World(Party):
 
     def conclude(self) -> None:
         """Returns once all members have made all steps. Where another one still steps, both get MismatchError."""
-        self.total(torch.zeros(1))
+        self.total(torch.zeros(1, dtype=torch.float32, device="cpu"))
 
     @property
     def row_size(self) -> int:

@@ -16,7 +16,7 @@ class Cache:
     def __init__(self, rows: int, columns: int) -> None:
         self._slot = np.full(rows, ABSENT, np.int32)
         self._free = np.zeros(0, np.int32)
-        self._records = torch.zeros(0, columns)
+        self._records = torch.zeros(0, columns, dtype=torch.float32, device="cpu")
 
     def has(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which of these rows are here."""

@@ -67,7 +67,7 @@ class _Batch:
         self.place[order] = np.arange(len(unique))
         self.counts = np.bincount(self.rows % size, minlength=size).tolist()
         self.early = np.zeros(len(unique), np.uint8)
-        self.leaf = torch.empty(0)
+        self.leaf = torch.empty(0, dtype=torch.float32, device="cpu")
         self.slopes: Tensor | None = None
         """The gradients of the rows, after `step`."""
 
@@ -124,9 +124,9 @@ class Remote:
         if not 0 <= cache <= 1:
             fault = f"cache={cache!r}: use the share of rows to keep, 0 to 1"
         fault = fault or Rule.fault(optimizer, lr)
-        first = torch.empty(0)
+        first = torch.empty(0, dtype=torch.float32, device="cpu")
         if not fault:
-            own = torch.arange(self._rank, max(rows, self._rank), self._size)
+            own = torch.arange(self._rank, max(rows, self._rank), self._size, device="cpu")
             first = self._drawn(len(own)) if init is None else init(own)
             if first.shape != (len(own), width):
                 fault = f"init gives {tuple(first.shape)} for {len(own)} rows: give (n, {width})"
@@ -231,7 +231,7 @@ class Remote:
                 fault = f"ids of {ids.dtype}: give whole numbers"
             elif (wrong := ids[(ids < 0) | (ids >= self.rows)]).numel():
                 fault = f"row {int(wrong[0])} is outside of the table: use 0 to {self.rows - 1}"
-        own = _Batch(torch.zeros(0, dtype=torch.int64) if ids is None or fault else ids, self._size)
+        own = _Batch(torch.zeros(0, dtype=torch.int64, device="cpu") if ids is None or fault else ids, self._size)
         heard = self._agree(
             f"table {self.name!r} with lr {self.lr}", fault, [(n, int(ids is None)) for n in own.counts]
         )
@@ -267,7 +267,7 @@ class Remote:
 
     def _hear(self, now: _Batch, after: _Batch | None) -> None:
         """The homes' orders for this rank."""
-        sizes = torch.tensor([[len(orders.leaving)] for orders in self._orders])
+        sizes = torch.tensor([[len(orders.leaving)] for orders in self._orders], dtype=torch.int64, device="cpu")
         leaving = [int(part[0, 0]) for part in self._exchange(sizes, [1] * self._size, [1] * self._size)]
         marks = [np.concatenate([orders.marks, orders.early]) for orders in self._orders]
         counts = [n + m for n, m in zip(now.counts, after.counts if after else [0] * self._size, strict=True)]
@@ -292,7 +292,11 @@ class Remote:
         returning: list[NDArray[np.int64]] = []
         gradients: list[Tensor] = []
         dropped: list[NDArray[np.int64]] = []
-        slopes = torch.zeros(len(batch.rows), self.width) if batch.slopes is None else batch.slopes
+        slopes = (
+            torch.zeros(len(batch.rows), self.width, dtype=torch.float32, device="cpu")
+            if batch.slopes is None
+            else batch.slopes
+        )
         for home, (marks, _, leaving) in enumerate(self._told):
             rows = batch.rows[first : first + len(marks)]
             returning.append(np.concatenate([rows[marks == RETURN], leaving * self._size + home]))
@@ -314,12 +318,19 @@ class Remote:
     def _drawn(self, count: int) -> Tensor:
         """First values. Ranks often have one seed, and must not have the same rows."""
         seed = zlib.crc32(f"{torch.initial_seed()} {self.name} {self._rank}".encode())
-        return torch.randn(count, self.width, generator=torch.Generator().manual_seed(seed)) * 0.01
+        return (
+            torch.randn(
+                count, self.width, generator=torch.Generator().manual_seed(seed), dtype=torch.float32, device="cpu"
+            )
+            * 0.01
+        )
 
     def _agree(self, kind: str, fault: str = "", numbers: list[tuple[int, int]] | None = None) -> list[tuple[int, int]]:
         """Compares calls, and exchanges two numbers with each rank. Raises the errors of `agreement.check`."""
         own = facts(kind, fault)
-        told = torch.tensor([[*pair, *own] for pair in numbers or [(0, 0)] * self._size])
+        told = torch.tensor(
+            [[*pair, *own] for pair in numbers or [(0, 0)] * self._size], dtype=torch.int64, device="cpu"
+        )
         parts = self._exchange(told, [1] * self._size, [1] * self._size)
         heard = [part[0].tolist() for part in parts]
         check(self._group, "embedding.Remote", kind, fault, [line[-FACTS:] for line in heard])
@@ -329,7 +340,12 @@ class Remote:
         """Sends `sent[r]` of the rows to rank r; returns the `received[r]` rows of each. None: they ask first."""
         if received is None:
             ones = [1] * self._size
-            received = [int(part[0, 0]) for part in self._exchange(torch.tensor(sent).reshape(-1, 1), ones, ones)]
+            received = [
+                int(part[0, 0])
+                for part in self._exchange(
+                    torch.tensor(sent, dtype=torch.int64, device="cpu").reshape(-1, 1), ones, ones
+                )
+            ]
         work, output = self._start(rows, sent, received)
         work.wait()
         return list(output.split(received))

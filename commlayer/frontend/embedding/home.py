@@ -62,7 +62,7 @@ class Home:
     """`count` rows. Each of `size` ranks may keep at most `quota` of them between steps."""
 
     def __init__(self, count: int, size: int, quota: int, rule: Rule) -> None:
-        self.records = torch.zeros(count, rule.columns)
+        self.records = torch.zeros(count, rule.columns, dtype=torch.float32, device="cpu")
         """The values of rows that are here."""
         self._size, self._quota, self._rule = size, quota, rule
         self.holder = np.full(count, NOBODY, np.int64)
@@ -155,7 +155,7 @@ class Home:
         """By rank: the records that return after the step, those marked and then those leaving, and its gradients."""
         uses = self._uses.pop(self._step)
         shared = np.flatnonzero(uses.user == SHARED)
-        total = torch.zeros(len(shared), self._rule.width)
+        total = torch.zeros(len(shared), self._rule.width, dtype=torch.float32, device="cpu")
         for rank, (marks, _, leaving) in enumerate(orders):
             rows = np.concatenate([uses.asked[rank][marks == RETURN], leaving])
             self.records[torch.from_numpy(rows)] = returned[rank]

@@ -107,8 +107,8 @@ def _agreed(
     needs = output is None and rows.requires_grad and torch.is_grad_enabled()
     kind = f"{rows.dtype} rows of {rows.shape[1:].numel()} values, codec {codec!r}{', with gradients' * needs}"
     own = [*facts(kind, fault), *sent, *received]
-    calls = [torch.empty(len(own), dtype=torch.int64) for _ in range(size)]
-    dist.all_gather(calls, torch.tensor(own), group=group)
+    calls = [torch.empty(len(own), dtype=torch.int64, device="cpu") for _ in range(size)]
+    dist.all_gather(calls, torch.tensor(own, dtype=torch.int64, device="cpu"), group=group)
     heard = [call.tolist() for call in calls]
     check(group, CALLER, kind, fault, [told[:FACTS] for told in heard])
     for source, target in itertools.product(range(size), repeat=2):

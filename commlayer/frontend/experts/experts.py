@@ -81,7 +81,7 @@ def dispatch(
         f"experts, codec {getattr(policy, 'codec', None)!r}, gradients of {' and '.join(grads) or 'nothing'}",
         fault,
     )
-    ids = torch.empty(0, 1, dtype=torch.int64) if fault else expert_ids.detach().to("cpu", torch.int64)
+    ids = torch.empty(0, 1, dtype=torch.int64, device="cpu") if fault else expert_ids.detach().to("cpu", torch.int64)
     chosen_at = (ids.reshape(-1) >= 0).nonzero().view(-1)
     choices = Choices(chosen_at // max(ids.shape[1], 1), ids.reshape(-1)[chosen_at])
     rows, own_weights = tokens, weights.reshape(-1).index_select(0, chosen_at.to(weights.device))
@@ -91,7 +91,7 @@ def dispatch(
     hops: list[Hop] = []
     remote_rows = 0
     if len(hosts) > 1 or size == 1:
-        peers = torch.empty(size, dtype=torch.int64)
+        peers = torch.empty(size, dtype=torch.int64, device="cpu")
         for host in hosts:
             peers[list(host)] = host[local.index(rank) % len(host)]
         hop = Hop(chosen, range(size), 0 if fault else len(rows), choices, peers[choices.expert // per_rank], told)

@@ -97,7 +97,7 @@ def _numbers(
 ) -> tuple[Tensor, Tensor]:
     """The rows and the choices that each rank sends here. Raises the errors of `agreement.check`."""
     size = group.size()
-    own = torch.tensor(facts(told.kind, told.fault)).expand(size, FACTS)
+    own = torch.tensor(facts(told.kind, told.fault), dtype=torch.int64, device="cpu").expand(size, FACTS)
     numbers = torch.cat([sent.view(-1, 1), choices_sent.view(-1, 1), own], 1)
     ones = [int(rank in among) for rank in range(size)]
     heard = numbers.new_empty((len(among), 2 + FACTS))

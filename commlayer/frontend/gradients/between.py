@@ -94,7 +94,7 @@ def _row(within: Any, fault: int, count: int) -> list[int]:
 
 def _rows(whole: CommProcessGroup, own: Sequence[int]) -> list[list[int]]:
     """The groups of all ranks, without padding."""
-    mine = torch.tensor(own, dtype=torch.int64)
+    mine = torch.tensor(own, dtype=torch.int64, device="cpu")
     rows = mine.new_empty((whole.size(), len(mine)))
     whole.all_gather_single(rows, mine).wait()
     return [row[1 : 1 + row[0]] if row[0] > 0 else row[:1] for row in rows.tolist()]

@@ -81,8 +81,8 @@ def _coding_s(codec: Codec, allow_state: bool) -> float:
 
 def _pair_s(pair: CodecPair, count: int = 1 << 16) -> float:
     """A contribution is encoded and decoded, and so is a sum."""
-    values, seconds = torch.ones(count), []
-    encoded = torch.empty(2 * count, dtype=torch.uint8)
+    values, seconds = torch.ones(count, dtype=torch.float32, device="cpu"), []
+    encoded = torch.empty(2 * count, dtype=torch.uint8, device="cpu")
     for _ in range(3):
         start_s = time.perf_counter()
         for name in (pair.up, pair.down):
@@ -96,7 +96,7 @@ def _pair_s(pair: CodecPair, count: int = 1 << 16) -> float:
 def _low_rank_s(rank: int) -> float:
     """Factors are made and multiplied."""
     powersgd, seconds = PowerSgd(rank), []
-    gradients = list(torch.ones(MATRICES, MATRIX, MATRIX))
+    gradients = list(torch.ones(MATRICES, MATRIX, MATRIX, dtype=torch.float32, device="cpu"))
     for _ in range(3):
         start_s = time.perf_counter()
         compression = powersgd.compress(range(MATRICES), gradients)

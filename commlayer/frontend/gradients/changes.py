@@ -29,7 +29,7 @@ class Changes:
         self.number = 0
         """The number of the latest change that was applied."""
         self._offered: Change | None = None
-        self._values = torch.zeros(2, dtype=torch.float64)
+        self._values = torch.zeros(2, dtype=torch.float64, device="cpu")
         self._work: Work | None = None
         self._group: dist.ProcessGroup | None = None
 
@@ -44,7 +44,7 @@ class Changes:
         if state.steps % EVERY_STEPS == 0:
             self._offered = mailbox.waiting(self.number)
             number = 0.0 if self._offered is None else float(self._offered.number)
-            self._values = torch.tensor([number, -number], dtype=torch.float64)
+            self._values = torch.tensor([number, -number], dtype=torch.float64, device="cpu")
             options = AllreduceOptions()
             options.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
             options.asyncOp = True

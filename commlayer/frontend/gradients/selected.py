@@ -35,10 +35,13 @@ class Selected(Operations):
         parts = cut(buffer.parameters, buffer.starts, source.numel(), buffer.fine.without_defaults())
         self._fine = FineValues(self, parts.fine)
         count = source.numel() - sum(end - start for start, end in parts.fine)
-        self._payloads = torch.empty((0, 0), dtype=torch.uint8)
+        self._payloads = torch.empty((0, 0), dtype=torch.uint8, device="cpu")
         if count:
             k = selected(buffer.codec.share, count)
-            indices, chosen = torch.empty(k, dtype=torch.uint32), torch.empty(k)
+            indices, chosen = (
+                torch.empty(k, dtype=torch.uint32, device="cpu"),
+                torch.empty(k, dtype=torch.float32, device="cpu"),
+            )
             kernels.select_largest(source.data_ptr(), source.numel(), k, indices.data_ptr(), chosen.data_ptr())
             payload = take_out(source, indices, chosen)
             self._payloads = payload.new_empty((group.size(), len(payload)))
@@ -55,7 +58,7 @@ class Selected(Operations):
         return missing
 
     def averages(self) -> Sequence[Tensor]:
-        return [torch.tensor([math.nan if self._overflows else 0.0])]
+        return [torch.tensor([math.nan if self._overflows else 0.0], dtype=torch.float32, device="cpu")]
 
     def result(self) -> Tensor:
         if len(self._payloads):

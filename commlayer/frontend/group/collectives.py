@@ -382,7 +382,7 @@ class Collectives:
         sent, received = (tuple(length // tensor.itemsize for length in lengths) for lengths in (sent, received))
         source = coder.encoded(flatten([tensor]), sent)
         lengths = coder.lengths(received)
-        target = torch.empty(sum(lengths), dtype=torch.uint8)
+        target = torch.empty(sum(lengths), dtype=torch.uint8, device="cpu")
         what = ("all_to_all", 0, tensor.dtype, *signed)
         operations = self._submitter.delivery(what, _agreed(coder.lengths(sent)), _agreed(lengths), source, target)
         return self._submitter.start(
@@ -417,7 +417,7 @@ class Collectives:
         unit: tuple[str, int] | None = None,
     ) -> Work:
         """Delivers bytes, see `plans.delivery`. `unit`: that which the caller counts, and its bytes; None: elements."""
-        nothing = torch.empty(0, dtype=torch.uint8)
+        nothing = torch.empty(0, dtype=torch.uint8, device="cpu")
         source = flatten(inputs) if inputs else nothing
         target = space(outputs) if outputs else nothing
         what = (name, root, (outputs or inputs)[0].dtype, *signed)

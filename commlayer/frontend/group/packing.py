@@ -34,7 +34,7 @@ class Packing:
         torch.save(tree_map(self._place, state), file)
         head = file.getbuffer()
         first = _aligned(SIZE_BYTES + len(head))
-        self._packed = torch.empty(first + self._size, dtype=torch.uint8)
+        self._packed = torch.empty(first + self._size, dtype=torch.uint8, device="cpu")
         self._packed[:SIZE_BYTES].view(torch.int64).fill_(len(head))
         self._packed[SIZE_BYTES:][: len(head)] = torch.frombuffer(head, dtype=torch.uint8)
         self._data = self._packed[first:]

@@ -56,7 +56,7 @@ class RowCoder:
 
     def encoded(self, values: Tensor, counts: Sequence[int]) -> Tensor:
         """The bytes to send: those of the first `counts[0]` values for rank 0, and so on. `values` is contiguous."""
-        target = torch.empty(sum(self.lengths(counts)), dtype=torch.uint8)
+        target = torch.empty(sum(self.lengths(counts)), dtype=torch.uint8, device="cpu")
         flat = values.detach().reshape(-1)
         for part in self._parts(counts):
             ours = flat[part.first : part.first + part.values]
@@ -79,7 +79,11 @@ class RowCoder:
                 if part.rank in self._local:
                     theirs.view(torch.uint8).copy_(source[part.offset : part.offset + part.length])
                     continue
-                wide = theirs if self._dtype == torch.float32 else torch.empty(part.values)
+                wide = (
+                    theirs
+                    if self._dtype == torch.float32
+                    else torch.empty(part.values, dtype=torch.float32, device="cpu")
+                )
                 key = kernels.codec_key(self._key, part.rank)
                 kernels.decode(
                     self.codec.number, wide.data_ptr(), source.data_ptr() + part.offset, part.values, key=key, block=0

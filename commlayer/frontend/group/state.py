@@ -32,7 +32,7 @@ class State:
             module = module.module
         self._module: nn.Module = getattr(module, "_orig_mod", module)
         self._optimizer, self._schedule = optimizer, schedule
-        self._before: tuple[Tensor, list[Tensor]] = torch.empty(0), []
+        self._before: tuple[Tensor, list[Tensor]] = torch.empty(0, dtype=torch.float32, device="cpu"), []
 
     def step(self) -> None:
         """Steps the optimizer and the schedule."""

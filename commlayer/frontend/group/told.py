@@ -21,10 +21,10 @@ def told_by_all(group: CommProcessGroup, own: Any) -> list[Any]:
     `dist.all_gather_object` does the same, but raises ValueError instead where torch does not know the group.
     """
     told = torch.frombuffer(bytearray(pickle.dumps(own)), dtype=torch.uint8)
-    sizes = torch.empty(group.size(), dtype=torch.int64)
-    group.all_gather_single(sizes, torch.tensor([len(told)])).wait()
+    sizes = torch.empty(group.size(), dtype=torch.int64, device="cpu")
+    group.all_gather_single(sizes, torch.tensor([len(told)], dtype=torch.int64, device="cpu")).wait()
     longest = int(sizes.max())
-    rows = torch.empty(group.size(), longest, dtype=torch.uint8)
+    rows = torch.empty(group.size(), longest, dtype=torch.uint8, device="cpu")
     group.all_gather_single(rows.view(-1), torch.nn.functional.pad(told, (0, longest - len(told)))).wait()
     pairs = zip(rows, sizes.tolist(), strict=True)
     return [pickle.loads(row[:size].numpy().data) for row, size in pairs]  # noqa: S301  # from the ranks of this job

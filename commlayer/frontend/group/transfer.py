@@ -52,7 +52,7 @@ class Sending:
             if self.state is None or not self.state.is_done:
                 return
             packed = self.state.packed()
-            self._pieces = [torch.tensor([packed.numel()]), *packed.split(PIECE_BYTES)]
+            self._pieces = [torch.tensor([packed.numel()], dtype=torch.int64, device="cpu"), *packed.split(PIECE_BYTES)]
         _settle(self._works)
         with priority(LEAST_CLASS), labelled("state for a rank that joins"):
             while self._next < len(self._pieces) and len(self._works) < IN_FLIGHT:
@@ -67,7 +67,7 @@ class Receiving:
         self.serial = serial
         self.received = 0
         """Pieces that are here, the first of which is the size of the state."""
-        self._size = torch.zeros(1, dtype=torch.int64)
+        self._size = torch.zeros(1, dtype=torch.int64, device="cpu")
         self._pieces: list[Tensor] = [self._size]
         self._state: Tensor | None = None
         self._works: deque[Any] = deque()
@@ -86,7 +86,7 @@ class Receiving:
             self._works[0].wait()
         self.received += _settle(self._works)
         if self.received > 0 and self._state is None:
-            self._state = torch.empty(int(self._size), dtype=torch.uint8)
+            self._state = torch.empty(int(self._size), dtype=torch.uint8, device="cpu")
             self._pieces += self._state.split(PIECE_BYTES)
         while len(self._works) < IN_FLIGHT and (due := self.received + len(self._works)) < len(self._pieces):
             self._works.append(self._group.recv([self._pieces[due]], self._source, TAG + due))

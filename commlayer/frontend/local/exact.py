@@ -97,7 +97,7 @@ class ExactSteps:
         self._of_syncs, self._group, self._has_begun = group, self.state.group(), True
         self._heads = self.state.heads = Heads(self._group, is_weighted=self._count is not None)
         if share:
-            self._part = torch.zeros(math.ceil(share * self._values))
+            self._part = torch.zeros(math.ceil(share * self._values), dtype=torch.float32, device="cpu")
         self.measure(bool(share))
         if not self._is_plain:
             self._divide(self._ordered(range(len(self._parameters) - 1, -1, -1)))
@@ -272,7 +272,9 @@ class ExactSteps:
         """Starts the rest, and waits for all. Returns which parameters have a gradient on any rank."""
         for bucket in rest:
             self._start(bucket)
-        flags = torch.tensor([float(parameter.grad is not None) for parameter in self._parameters])
+        flags = torch.tensor(
+            [float(parameter.grad is not None) for parameter in self._parameters], dtype=torch.float32, device="cpu"
+        )
         options = AllreduceOptions()
         options.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
         with priority(0), labelled(f"exact step {self.steps}"):
@@ -296,7 +298,7 @@ class ExactSteps:
         not made come last."""
         own = dict.fromkeys([*self._times, *reversed(self._parameters)])
         numbers = {parameter: number for number, parameter in enumerate(self._parameters)}
-        order = torch.tensor([numbers[parameter] for parameter in own])
+        order = torch.tensor([numbers[parameter] for parameter in own], dtype=torch.int64, device="cpu")
         options = BroadcastOptions()
         options.rootRank = 0
         with priority(0), labelled("order of gradients"):

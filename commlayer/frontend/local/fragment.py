@@ -80,7 +80,7 @@ class Fragment:
         middle = sum(stripe.end - stripe.start for stripe in coarse)
         self.shared = self.weights()
         """This rank's shard of G."""
-        self.momentum = torch.zeros(0)
+        self.momentum = torch.zeros(0, dtype=torch.float32, device="cpu")
         """The outer optimizer's momentum, as long as `shared`; empty without one."""
         shard = len(self.shared)
         middle = min(max(middle - site.rank * shard, 0), shard)
@@ -88,7 +88,7 @@ class Fragment:
 
     def weights(self) -> Tensor:
         """This rank's shard of the model's weights of now, in memory of its own."""
-        whole = torch.zeros(self._site.padded(self.size))
+        whole = torch.zeros(self._site.padded(self.size), dtype=torch.float32, device="cpu")
         at = 0
         for stripe in self._stripes:
             end = at + stripe.end - stripe.start

@@ -41,10 +41,12 @@ class Heads:
 
     def tell(self, own: Head) -> None:
         """Tells the others this rank's head. An average begins."""
-        self._all = torch.empty(self._group.size(), len(own), dtype=torch.float64)
+        self._all = torch.empty(self._group.size(), len(own), dtype=torch.float64, device="cpu")
         self._met = None
         with priority(0), labelled(f"exact step {own.step}"):
-            self._work = self._group.all_gather_single(self._all.view(-1), torch.tensor(own, dtype=torch.float64))
+            self._work = self._group.all_gather_single(
+                self._all.view(-1), torch.tensor(own, dtype=torch.float64, device="cpu")
+            )
 
     def meet(self) -> list[Head]:
         """The heads of all ranks; waits for them. Raises the same error on all ranks: CommError if some leave and

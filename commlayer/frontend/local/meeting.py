@@ -86,7 +86,7 @@ def attend(group: dist.ProcessGroup) -> None:
         _, store = dist.distributed_c10d._world.pg_map[group]
         times = store.add(f"{HERE} {group.rank()}", 1)
         try:
-            dist.all_reduce(torch.zeros(1), group=group)
+            dist.all_reduce(torch.zeros(1, dtype=torch.float32, device="cpu"), group=group)
         except RuntimeError as error:
             raise PeerLostError(_absent(group, store, times, error)) from error
 

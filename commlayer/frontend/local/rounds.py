@@ -218,7 +218,11 @@ class Rounds:
         head = Head(self.syncs, digest, finite(difference), is_leaving, steps, samples)
         head = head._replace(is_listening=self._is_listening, invites=invites)
         is_last = at == self.turns.fragments - 1
-        buffers = self._site.average(self._weights.flat_buffers()) if is_last else torch.zeros(0)
+        buffers = (
+            self._site.average(self._weights.flat_buffers())
+            if is_last
+            else torch.zeros(0, dtype=torch.float32, device="cpu")
+        )
         self._begin(head, difference, torch.zeros_like(buffers) if self._is_listening else buffers)
         self.syncs, self._since = self.syncs + 1, 0
 

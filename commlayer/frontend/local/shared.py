@@ -51,7 +51,7 @@ class Shared:
     def like(self, turn: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Memory for the averages of a sync: of its fragment, and of its buffers."""
         at = turn % len(self.fragments)
-        buffers = self._buffers if at == len(self.fragments) - 1 else torch.zeros(0)
+        buffers = self._buffers if at == len(self.fragments) - 1 else torch.zeros(0, dtype=torch.float32, device="cpu")
         return torch.empty_like(self.fragments[at].shared), torch.empty_like(buffers)
 
     # ---- the model --------------------------------------------------------------------------------------------------

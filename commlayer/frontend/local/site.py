@@ -192,7 +192,7 @@ class Site:
         """Whether a rank has this flag. All ranks call, each as often as `agreed` and `told`."""
         if self._own is None:
             return bool(self.largest([float(flag)])[0])
-        found = torch.tensor([float(flag)])
+        found = torch.tensor([float(flag)], dtype=torch.float32, device="cpu")
         dist.all_reduce(found, dist.ReduceOp.MAX, group=self._own)
         return bool(found[0])
 

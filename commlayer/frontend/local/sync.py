@@ -98,8 +98,8 @@ class Sync:
     def start(self) -> None:
         """Submits the operations. All ranks start the same syncs in the same order."""
         self.has_begun = True
-        own = torch.tensor([self.head], dtype=torch.float64)
-        self._heads = torch.empty(self.group.size(), len(self.head), dtype=torch.float64)
+        own = torch.tensor([self.head], dtype=torch.float64, device="cpu")
+        self._heads = torch.empty(self.group.size(), len(self.head), dtype=torch.float64, device="cpu")
         options = AllreduceOptions()
         self._is_sum = self.is_weighted or self.has_listeners
         options.reduceOp = dist.ReduceOp(dist.ReduceOp.SUM if self._is_sum else dist.ReduceOp.AVG)
@@ -118,7 +118,7 @@ class Sync:
                 work = self.group.allreduce_from(source, target, options, key=key, pair=pair and pair.with_errors())
                 self._works.append((part, work))
             self._buffer_work = self.group.allreduce([self._averages], options) if len(self.buffers) else None
-            self._invited = torch.tensor([float(self.head.invites)])
+            self._invited = torch.tensor([float(self.head.invites)], dtype=torch.float32, device="cpu")
             largest = AllreduceOptions()
             largest.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
             self._every_work = None if self.every is None else self.every.allreduce([self._invited], largest)

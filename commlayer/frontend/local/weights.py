@@ -154,7 +154,7 @@ class Weights:
     def flat_buffers(self) -> Tensor:
         """The buffers that the sites average, one after the other, float32 on the CPU."""
         parts = [buffer.detach().float().cpu().flatten() for buffer in self.buffers.values()]
-        return torch.cat(parts) if parts else torch.zeros(0)
+        return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float32, device="cpu")
 
     def put_buffers(self, values: Tensor) -> None:
         """Replaces the buffers by these, which are like `flat_buffers`."""

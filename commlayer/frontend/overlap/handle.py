@@ -153,7 +153,7 @@ class Overlap:
         """The ranks take the order of one in the first backward pass, as classes must be the same on all."""
         if self._is_agreed or not self._order.is_learned:
             return
-        places = torch.tensor(self._order.places())
+        places = torch.tensor(self._order.places(), dtype=torch.int64, device="cpu")
         options = BroadcastOptions()
         options.rootRank = 0
         group.broadcast([places], options).wait()

@@ -64,7 +64,7 @@ class HandOver:
         if form is not None:
             fields[:3] = 1, TYPES.index(form.dtype), len(form.shape)
             fields[3 : 3 + len(form.shape)] = form.shape
-        self._send(torch.tensor(fields, device=self._device), stage, self._announcement(stage))
+        self._send(torch.tensor(fields, device=self._device, dtype=torch.int64), stage, self._announcement(stage))
 
     def hear(self, stage: int) -> Form:
         """The form of the inputs of `stage`, whose stage before is on another rank.

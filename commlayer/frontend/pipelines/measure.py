@@ -254,7 +254,10 @@ def _transfers(stages: Sequence[Any], dp_group: dist.ProcessGroup | None) -> tup
         large = int(min(max(_largest(most, group), 1 << 16), LARGEST_BYTES)) // 4 * 4
         for size in (large // 16 * 4, large):
             sent = int(2 * (replicas - 1) / replicas * size)
-            reductions[sent] = [_reduction_s(torch.zeros(size // 4, device=device), dp_group) for _ in range(REPEATS)]
+            reductions[sent] = [
+                _reduction_s(torch.zeros(size // 4, device=device, dtype=torch.float32), dp_group)
+                for _ in range(REPEATS)
+            ]
     return (line(messages) if messages else None), (line(reductions) if reductions else None)
 
 

@@ -340,7 +340,7 @@ def _check_alike(linear: nn.Linear, group: CommProcessGroup, options: tuple[obje
     for parameter in (linear.weight, linear.bias):
         if parameter is not None:
             digest = zlib.crc32(parameter.detach().contiguous().view(torch.uint8).cpu().numpy().data, digest)
-    found = Gathered(torch.tensor([digest]), group).wait().flatten().tolist()
+    found = Gathered(torch.tensor([digest], dtype=torch.int64, device="cpu"), group).wait().flatten().tolist()
     usual = max(found, key=found.count)
     for rank, crc in enumerate(found):
         if crc != usual:
