@@ -4,7 +4,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from commlayer.frontend.group.tensors import flatten, is_stretch, reduction_kind, space
+from commlayer.frontend.group.tensors import are_plain, flatten, has_memory, is_stretch, reduction_kind, space
+from commlayer.scheduler.gradient import PendingGradient
 
 SQUARE = torch.arange(6).to(torch.complex64).view(2, 3)
 
@@ -61,3 +62,20 @@ def test_a_reduction_is_found_by_its_operator() -> None:
     scaled = reduction_kind([torch.ones(2)], dist._make_nccl_premul_sum(2.0))
     assert scaled is not None
     assert scaled.is_scaled
+
+
+class Wrapper(torch.Tensor):
+    """Of a tensor that it does not have here."""
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def, override]
+        raise NotImplementedError
+
+
+def test_wrappers_of_tensors_have_no_memory_for_the_engine() -> None:
+    wrapper = Wrapper._make_wrapper_subclass(Wrapper, (3,))
+    assert not is_stretch(wrapper)
+    assert not are_plain([wrapper])
+    assert not are_plain([torch.ones(3), wrapper])
+    assert are_plain([torch.nn.Parameter(torch.ones(3)), torch.ones(3)])
+    assert has_memory(PendingGradient)  # it gives the address of the gradient, and waits for that

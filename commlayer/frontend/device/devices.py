@@ -20,6 +20,7 @@ from torch._C._distributed_c10d import Work
 from torch.utils import _pytree as pytree
 
 from ...errors import ConfigError
+from ..work.settled import UnsettledError, is_settled, settled
 from ..work.work import CommWork, join
 from .pinned import PinnedCopies
 
@@ -100,6 +101,8 @@ class Devices:
         """
         given = {at: pytree.tree_flatten(args[at]) for at in {*inputs, *outputs} if at < len(args)}
         tensors = [leaf for leaves, _ in given.values() for leaf in leaves if isinstance(leaf, Tensor)]
+        if not is_settled(tensors):
+            raise UnsettledError
         kinds = {leaf.device.type for leaf in tensors if leaf.device.type != "cpu" or self.pinned.takes(leaf)}
         written = [leaf for at in outputs if at in given for leaf in given[at][0]]
         returned = written if results is None else [leaf for at in results if at in given for leaf in given[at][0]]
@@ -206,7 +209,7 @@ def placed(
     root: Literal["reads", "writes"] | None = None,
     is_message: bool = False,
 ) -> Callable[[MethodT], MethodT]:
-    """A decorator: dispatches a collective by the device of its tensors, see `Devices.dispatch`.
+    """A decorator: dispatches a collective by the device of its tensors, see `Devices.dispatch`, once these are there.
 
     `inputs` and `outputs` are the positions (self not counted) of the arguments that it reads and writes. `root`:
     the root alone reads, and the others write ("reads"), or all read, and the root alone writes ("writes").
@@ -215,16 +218,20 @@ def placed(
     def decorate(method: MethodT) -> MethodT:
         @functools.wraps(method)
         def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if self.devices is None:  # no accelerator in this machine
-                return method(self, *args, **kwargs)
-            of_group = functools.partial(method, self, **kwargs)
-            of_group.__name__ = method.__name__  # type: ignore[attr-defined]
-            read, written = inputs, outputs
-            if root is not None:
-                is_root = self.rank() == root_of(args, kwargs)
-                read = inputs if is_root or root == "writes" else ()
-                written = outputs if is_root == (root == "writes") else ()
-            return self.devices.dispatch(of_group, read, written, args, outputs, is_message=is_message)
+            try:
+                if self.devices is None:  # no accelerator in this machine
+                    return method(self, *args, **kwargs)
+                of_group = functools.partial(method, self, **kwargs)
+                of_group.__name__ = method.__name__  # type: ignore[attr-defined]
+                read, written = inputs, outputs
+                if root is not None:
+                    is_root = self.rank() == root_of(args, kwargs)
+                    read = inputs if is_root or root == "writes" else ()
+                    written = outputs if is_root == (root == "writes") else ()
+                return self.devices.dispatch(of_group, read, written, args, outputs, is_message=is_message)
+            except UnsettledError:
+                args, kwargs = settled(args), settled(kwargs)
+            return wrapper(self, *args, **kwargs)
 
         return wrapper  # type: ignore[return-value]
 

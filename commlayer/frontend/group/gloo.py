@@ -24,7 +24,8 @@ from ...transport.bootstrap import Rendezvous, settle
 from ...transport.log import log
 from ..device.devices import FORMER
 from ..work.context import NeedsHostError, current_words
-from .tensors import op_name, reduction_kind
+from ..work.settled import UnsettledError, is_settled
+from .tensors import has_memory, op_name, reduction_kind
 
 
 def connect_gloo(rendezvous: Rendezvous, interface: str, timeout: timedelta) -> Any:
@@ -119,6 +120,8 @@ class Fallback:
         def call(*args: Any) -> Any:
             if current_words() is not None:
                 raise NeedsHostError
+            if not is_settled(tree_leaves(args)):
+                raise UnsettledError
             self._check()
             self._tell(name, args)
             return method(*args)
@@ -137,6 +140,9 @@ def _reason(args: tuple[Any, ...]) -> str:
     tensors = [leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor)]
     if any(tensor.layout is not torch.strided for tensor in tensors):
         return "sparse tensors"
+    wrappers = {type(tensor).__name__ for tensor in tensors if not has_memory(type(tensor))}
+    if wrappers:
+        return f"tensors that wrap others: {', '.join(sorted(wrappers))}"
     dtypes = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors})
     if len(dtypes) > 1:
         return f"tensors of several types: {', '.join(dtypes)}"

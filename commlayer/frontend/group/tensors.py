@@ -101,12 +101,19 @@ def op_name(op: ReduceOp) -> str:
     return str(op.op.name)  # type: ignore[attr-defined]  # not in the stub
 
 
+@functools.cache
+def has_memory(kind: type[Tensor]) -> bool:
+    """Whether tensors of this class have the memory of their values, and are not wrappers of other tensors, as DTensor
+    and AsyncCollectiveTensor. The engine would take address 0 of those."""
+    return kind.__torch_dispatch__ is Tensor.__torch_dispatch__ or kind.data_ptr is not Tensor.data_ptr
+
+
 def are_plain(tensors: list[Tensor]) -> bool:
-    """Whether the engine can reach these tensors: strided, on the CPU, of one dtype."""
+    """Whether the engine can reach these tensors: strided, on the CPU, of one dtype, with memory of their own."""
     first = tensors[0]
     if len(tensors) == 1:  # as fast as can be: for small collectives
-        return first.is_cpu and first.layout is STRIDED
-    return all(tensor.is_cpu and tensor.layout is STRIDED and tensor.dtype is first.dtype for tensor in tensors)
+        return first.is_cpu and first.layout is STRIDED and (type(first) is Tensor or has_memory(type(first)))
+    return all(are_plain([tensor]) and tensor.dtype is first.dtype for tensor in tensors)
 
 
 def are_alike(tensors: list[Tensor], one: Tensor) -> bool:
@@ -132,6 +139,7 @@ def is_stretch(tensor: Tensor) -> bool:
         tensor.is_cpu
         and tensor.layout is STRIDED
         and tensor.is_contiguous()
+        and (type(tensor) is Tensor or has_memory(type(tensor)))
         and not tensor.is_neg()
         and not tensor.is_conj()
     )
