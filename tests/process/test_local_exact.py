@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -233,14 +234,14 @@ def test_averages_begin_before_the_backward_pass_has_ended(rank: int, size: int)
 
 @ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
 def test_a_grad_scaler_skips_a_step_on_all_ranks(rank: int, size: int) -> None:
-    for fused in (False, True):
+    for fused, keeps in itertools.product((False, True), repeat=2):
         model = Net()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01, fused=fused)
         scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
         made = []
         with exact(model, optimizer) as local:
             for step in range(6):
-                optimizer.zero_grad()
+                optimizer.zero_grad(set_to_none=not keeps)
                 value = loss_of(model, rank, step) * (torch.inf if (rank, step) in ((1, 2), (0, 4)) else 1)
                 before = values(model)
                 scaler.scale(value).backward()

@@ -40,14 +40,14 @@ def test_each_gradient_is_told_between_begin_and_end() -> None:
     assert not watched.told
 
 
-@pytest.mark.parametrize("between", ["nothing", "step", "zero_grad"])
+@pytest.mark.parametrize("between", ["nothing", "step", "zero_grad", "zeros"])
 def test_passes_are_counted_until_a_step_or_zero_grad(between: str) -> None:
     watched = Watched()
     watched.backward()
     if between == "step":
         watched.passes.stepped()
-    elif between == "zero_grad":
-        watched.model.zero_grad()
+    elif between != "nothing":
+        watched.model.zero_grad(set_to_none=between == "zero_grad")
     watched.backward()
     assert watched.told[-1] == f"ended {2 if between == 'nothing' else 1}"
 

@@ -44,17 +44,20 @@ class Passes:
                 self._is_open = True
                 torch.autograd.Variable._execution_engine.queue_callback(self._end)
                 if self._is_fresh(parameter):
-                    self.count = 0  # zero_grad() without a step, as a GradScaler leaves them out
+                    self.count = 0  # zero_grad() without a step, as a GradScaler leaves it out
                 self.count += 1
                 self._begun()
             self._accumulated(parameter)
 
     def _is_fresh(self, parameter: Tensor) -> bool:
-        """Whether no other gradient is there. A parameter alone adds to the gradient that it has."""
+        """Whether no other gradient is there, or all are zeros. A parameter alone adds to the gradient that it has."""
         before, self._grad = self._grad, parameter.grad
+        if not self.count:
+            return True  # the step before was made: nobody has to look
         if len(self._parameters) == 1:
             return parameter.grad is not before
-        return all(other.grad is None for other in self._parameters if other is not parameter)
+        others = (other.grad for other in self._parameters if other is not parameter)
+        return not any(gradient is not None and gradient.any() for gradient in others)
 
     def _end(self) -> None:
         if self._is_open:
