@@ -386,3 +386,14 @@ def test_a_state_that_is_none_is_refused(rank: int, size: int, given: str | None
     )
     with pytest.raises(commlayer.ConfigError, match=text):
         model(torch.ones(1, 2)).sum().backward()
+
+
+@ranks.on(2, ranks.run_job)
+def test_a_static_graph_of_several_types_is_refused_by_name(rank: int, size: int) -> None:
+    """DDP numbers both of its buckets 0."""
+    net = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4, dtype=torch.float64)])
+    net.forward = lambda given: net[0](given).double() + net[1](given.double())
+    model = DistributedDataParallel(net, static_graph=True)
+    model.register_comm_hook(commlayer.HookState(commlayer.Policy()), commlayer.allreduce_hook)
+    with pytest.raises(RuntimeError, match="leave static_graph out"):
+        model(torch.ones(2, 4)).sum().backward()

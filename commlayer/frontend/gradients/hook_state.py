@@ -181,7 +181,9 @@ class HookState:
             if self._buckets or (self._begun and index == 0):
                 raise ConfigError(
                     f"{self.group().who}: bucket {index} has parameters of another model than the first "
-                    f"steps of this HookState; make a HookState for each model"
+                    f"steps of this HookState; make a HookState for each model. With static_graph=True, DDP also "
+                    f"numbers all buckets 0 in its first step: it has several where parameters have several types; "
+                    f"leave static_graph out then"
                 )
             if index == 0:
                 self.feedback.renumber()
