@@ -25,7 +25,6 @@ enum {
     LINGER_QUIETS_MAX = 15, /* but for at most so many such times */
     RECEIVE_BATCHES = 8,    /* received before the next send */
     SEND_BATCHES = 8,       /* sent before the next receive */
-    FOREVER_US = 1 << 30,
     /* Nobody polls the ports for this time after a calling thread has done so, which mostly comes back; */
     GRACE_US = 1000,
     GRACE_IN_FLIGHT_US = 100, /* or for this, while operations are in flight, whose packets may come. */
@@ -319,7 +318,7 @@ static int sleep_on(struct cl_engine *engine, struct pollfd *fds, nfds_t first_p
         uint64_t now = cl_now_us(), sleep_us = until_us <= now ? 0 : until_us - now;
         struct timespec timeout = {.tv_sec = (time_t)(sleep_us / 1000000),
                                    .tv_nsec = (long)(sleep_us % 1000000) * 1000};
-        int ready = ppoll(fds, leaves ? first_port : count, sleep_us >= FOREVER_US ? NULL : &timeout, NULL);
+        int ready = ppoll(fds, leaves ? first_port : count, until_us == UINT64_MAX ? NULL : &timeout, NULL);
         bool others = leaves || full || ready <= 0;
         for (nfds_t i = 0; i < first_port; i++)
             others |= fds[i].revents != 0;
