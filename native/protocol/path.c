@@ -18,6 +18,21 @@ void cl_path_free(struct cl_path *path)
     cl_fragments_free(&path->fragments);
 }
 
+void cl_path_begin_anew(struct cl_path *path, uint32_t datagram_bytes)
+{
+    struct cl_path former = *path;
+    cl_congestion_leave(&path->congestion);
+    cl_path_free(path);
+    cl_path_init(path, former.index, former.nic, datagram_bytes);
+    path->port = former.port;
+    path->paused = former.paused;
+    path->packets_before = former.packets_before + former.sent.next;
+    path->packets_lost = former.packets_lost;
+    path->packets_received = former.packets_received;
+    path->heard_us = former.heard_us;
+    path->deaths = former.deaths;
+}
+
 bool cl_path_open(const struct cl_path *path, uint8_t class, uint32_t bytes)
 {
     struct cl_congestion_flight flight = {.own = path->sent.class_bytes[class], .all = path->sent.bytes};
@@ -192,7 +207,7 @@ void cl_path_on_pto(struct cl_path *path, uint64_t now_us)
 void cl_path_read(const struct cl_path *path, struct cl_path_stats *stats)
 {
     struct cl_congestion_report report = cl_congestion_report(&path->congestion);
-    *stats = (struct cl_path_stats){.packets_sent = path->sent.next,
+    *stats = (struct cl_path_stats){.packets_sent = path->packets_before + path->sent.next,
                                     .packets_lost = path->packets_lost,
                                     .packets_received = path->packets_received,
                                     .window_bytes = report.window_bytes,

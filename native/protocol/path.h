@@ -40,7 +40,8 @@ struct cl_path {
     uint64_t delivered_us;         /* when an acknowledgement last reported an arrival */
     uint64_t next_probe_us;        /* when a dead path is probed next */
     uint64_t packets_lost, packets_received;
-    uint64_t heard_us; /* when a packet of any kind last came; 0: never */
+    uint64_t packets_before; /* sent in former incarnations of the peer: the numbers of each begin at 0 */
+    uint64_t heard_us;       /* when a packet of any kind last came; 0: never */
     uint32_t deaths;
     uint16_t marked; /* the peer's count of marked packets on this path: see ack.h */
     struct cl_nic *nic;
@@ -57,6 +58,9 @@ struct cl_path {
 
 void cl_path_init(struct cl_path *path, uint16_t index, struct cl_nic *nic, uint32_t datagram_bytes);
 void cl_path_free(struct cl_path *path);
+/* Begins a new incarnation of the peer, as cl_path_init does. What is counted since the peer is known goes on, and so
+ * does a pause. */
+void cl_path_begin_anew(struct cl_path *path, uint32_t datagram_bytes);
 
 /* Whether its port takes no packets now. */
 static inline bool cl_path_is_full(const struct cl_path *path)

@@ -42,14 +42,8 @@ void cl_peer_lose(struct cl_peer *peer)
 void cl_peer_revive(struct cl_peer *peer, uint32_t incarnation, uint32_t datagram_bytes)
 {
     for (uint16_t i = 0; i < peer->path_count; i++) {
-        struct cl_path *path = &peer->paths[i];
-        struct cl_nic *nic = path->nic;
-        const struct cl_outbox_port *port = path->port;
-        cl_congestion_leave(&path->congestion);
-        cl_path_free(path);
-        cl_path_init(path, i, nic, datagram_bytes);
-        cl_mtu_init(&path->mtu, CL_PACKET_HEAD_BYTES + peer->payload_bytes);
-        path->port = port;
+        cl_path_begin_anew(&peer->paths[i], datagram_bytes);
+        cl_mtu_init(&peer->paths[i].mtu, CL_PACKET_HEAD_BYTES + peer->payload_bytes);
     }
     peer->incarnation = incarnation;
     peer->alive = true;

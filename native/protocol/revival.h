@@ -1,7 +1,8 @@
 /*
  * Revival: a peer that was lost, but lives (its process or its network paused for longer than the peer timeout), is met
  * again when a new group is made. The two then begin anew, as if they had never met: with empty paths, packet numbers
- * from 0, and another epoch in their packets, so that packets of former incarnations are foreign.
+ * from 0, and another epoch in their packets, so that packets of former incarnations are foreign. Only what users see
+ * goes on: the counters of the paths, and which paths are paused.
  *
  * An incarnation is that number of a pair of processes: 0 at first. The two ends agree on it outside of the protocol
  * (commlayer/transport/incarnation.py).

@@ -142,6 +142,65 @@ TEST(test_a_new_incarnation_keeps_the_size_of_packets)
     check_transfers(network, 1);
 }
 
+static void read_paths(const struct network *network, struct cl_path_stats paths[2])
+{
+    CHECK_EQ(cl_endpoint_read_paths(network->hosts[0].endpoint, 1, paths, 2), 2);
+}
+
+/* Who has paused a path does not know of incarnations. */
+TEST(test_a_new_incarnation_keeps_a_pause)
+{
+    enum { PROBES_MOST = 20 }; /* of 600,000 bytes, half of the packets would be 200 */
+    struct cl_path_stats before[2], after[2];
+    SCOPED_NETWORK *network = one_is_lost(2);
+    CHECK_EQ(cl_endpoint_pause(network->hosts[0].endpoint, 1, 1, true), CL_OK);
+    revive(network, 0, 1, 1);
+    revive(network, 1, 0, 1);
+    read_paths(network, before);
+    check_transfers(network, 3);
+    check_transfers(network, 5);
+    read_paths(network, after);
+    CHECK(after[0].packets_sent > before[0].packets_sent + 400);
+    CHECK(after[1].packets_sent < before[1].packets_sent + PROBES_MOST);
+    CHECK_EQ(cl_endpoint_pause(network->hosts[0].endpoint, 1, 1, false), CL_OK);
+    check_transfers(network, 7);
+    read_paths(network, after);
+    CHECK(after[1].packets_sent > before[1].packets_sent + PROBES_MOST);
+}
+
+/* The counters of a path never go back. */
+TEST(test_counters_go_on_in_a_new_incarnation)
+{
+    struct cl_path_stats before[2], after[2];
+    SCOPED_NETWORK *network = one_is_lost(2);
+    SCOPED_TRANSFER *lossy = transfer_new(0, 1, 0, 300000);
+    revive(network, 0, 1, 1);
+    revive(network, 1, 0, 1);
+    network_egress(network, 0, 1)->down = 1;
+    post(network, lossy, 3);
+    network_run_until(network, network_now_us(network) + SECOND_US);
+    network_egress(network, 0, 1)->down = 0;
+    CHECK(intact(lossy));
+    read_paths(network, before);
+    CHECK(before[1].deaths > 0 && before[1].packets_lost > 0);
+    for (uint32_t incarnation = 2; incarnation < 4; incarnation++) {
+        revive(network, 0, 1, incarnation);
+        revive(network, 1, 0, incarnation);
+        read_paths(network, after);
+        for (uint32_t path = 0; path < 2; path++) {
+            CHECK_EQ(after[path].packets_sent, before[path].packets_sent);
+            CHECK_EQ(after[path].packets_lost, before[path].packets_lost);
+            CHECK_EQ(after[path].packets_received, before[path].packets_received);
+            CHECK_EQ(after[path].deaths, before[path].deaths);
+            CHECK_EQ(after[path].heard_us, before[path].heard_us);
+            CHECK(!after[path].is_answered && !after[path].is_dead);
+        }
+    }
+    check_transfers(network, 5);
+    read_paths(network, after);
+    CHECK(after[0].packets_sent > before[0].packets_sent && after[0].packets_received > before[0].packets_received);
+}
+
 static bool drop(struct network *network, uint32_t from, const struct cl_datagram *datagram)
 {
     (void)network;
