@@ -46,7 +46,8 @@ static void request_bell(void *context, uint32_t class, uint32_t index)
  * the stop counts from now. */
 static bool has_halted(struct cl_neighbour *neighbour, uint64_t timeout_us, uint64_t now_us)
 {
-    uint64_t unseen_us = now_us - atomic_load(&neighbour->looked_us);
+    uint64_t looked_us = atomic_load(&neighbour->looked_us); /* perhaps by another thread, after now_us */
+    uint64_t unseen_us = now_us > looked_us ? now_us - looked_us : 0;
     if (neighbour->pid == 0 || unseen_us < CL_SLEEP_MAX_US)
         return false;
     atomic_store(&neighbour->looked_us, now_us);

@@ -1,4 +1,6 @@
 /* Members: the counters of a group whose rank 0 is late, in shared memory and over packets. */
+#include <signal.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "tests/world.h"
@@ -163,4 +165,31 @@ TEST(test_capacity_is_kept)
     CHECK_EQ(cl_group_read_lags(team.groups[0], lags, 1), 2);
     CHECK_EQ(lags[0].last, 0);
     CHECK_EQ(lags[1].last, 7);
+}
+
+/* Two threads look at the process of rank 1, which is stopped; the time of one of them is older than the other's look.
+ */
+TEST(test_a_stopped_rank_is_gone_after_the_peer_timeout)
+{
+    enum { STEP_US = 150000 };
+    SCOPED_WORLD world = open_world(2, "none", 0);
+    int status;
+    pid_t child = fork();
+    if (child == 0)
+        for (;;)
+            pause();
+    CHECK_EQ(cl_engine_watch_process(world.engines[0], 1, child), CL_OK);
+    SCOPED_TEAM team = open_team(&world, 1, true);
+    const struct cl_group_io *io = &team.groups[0]->io;
+    uint64_t start_us = cl_now_us(), stopped_us = start_us + STEP_US, now_us = stopped_us;
+    CHECK(!io->is_gone(io->context, 1, start_us));
+    kill(child, SIGSTOP);
+    CHECK(waitpid(child, &status, WUNTRACED) == child && WIFSTOPPED(status));
+    for (; now_us < stopped_us + 3000000; now_us += STEP_US) {
+        CHECK(!io->is_gone(io->context, 1, now_us));
+        CHECK(!io->is_gone(io->context, 1, now_us - 1));
+    }
+    CHECK(io->is_gone(io->context, 1, now_us));
+    kill(child, SIGKILL);
+    CHECK_EQ(waitpid(child, &status, 0), child);
 }
