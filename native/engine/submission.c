@@ -46,6 +46,7 @@ bool cl_submission_end_early(struct cl_submission *submission, const void *memor
     uint64_t now_us = cl_now_us();
     submission->early = true;
     submission->times = (struct cl_operation_times){operation->times.submitted_us, now_us, now_us};
+    cl_operation_write_done(operation, CL_OK);
     atomic_store(&submission->notify, NOTIFY_DONE);
     atomic_store(&submission->status, CL_OK);
     atomic_store(&submission->done, 1);

@@ -60,6 +60,28 @@ TEST(test_done_before_delivery)
     CHECK_EQ(finish(send), CL_OK);
 }
 
+/* A send without a gate may have a word for its end, too. */
+TEST(test_word_at_the_end)
+{
+    SCOPED_WORLD world = open_patient_world(2, "udp", PATIENCE_US);
+    SCOPED_TEAM team = open_team(&world, 1, false);
+    uint8_t out = 7, in = 0;
+    uint32_t word = 0;
+    cl_operation *send;
+    struct cl_message_request request = {
+        .rank = 1, .tag = 1, .memory = &out, .length = 1, .timeout_us = PATIENCE_US, .done = &word};
+    halt(&team);
+    CHECK_EQ(cl_send(team.groups[0], &request, &send), CL_OK);
+    CHECK_EQ(cl_operation_status(send), CL_OK);
+    CHECK_EQ(word, 1);
+    word = 2;
+    go_on(&team);
+    CHECK_EQ(finish(start_receive(&team, 1, 0, 1, &in, 1, PATIENCE_US)), CL_OK);
+    cl_member_flush(cl_member_of(team.groups[0]));
+    CHECK_EQ(finish(send), CL_OK);
+    CHECK_EQ(word, 2); /* once: it is the caller's again */
+}
+
 TEST(test_limits)
 {
     SCOPED_WORLD world = open_patient_world(2, "udp", PATIENCE_US);
