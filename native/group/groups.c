@@ -117,6 +117,7 @@ void cl_groups_hear_of(struct cl_groups *groups, const struct cl_closed_group *a
 
 void cl_groups_peer_died(struct cl_groups *groups, uint16_t peer)
 {
+    cl_groups_call(groups); /* it may have died between a request and the ring */
     for (struct cl_group *group = groups->first; group != NULL; group = group->next)
         cl_group_peer_died(group, peer);
 }

@@ -7,7 +7,8 @@
  *     cl_groups_take wakes it.
  *   - A rank of the host that wants something (a message through a full ring, an abort) raises this rank's count of
  *     requests, and then looks whether it is to ring the bell. A group that falls asleep asks for the bell, and then
- *     looks at the count (cl_channels_arm). So it stays awake, or the bell rings.
+ *     looks at the count (cl_channels_arm). So it stays awake, or the bell rings. A rank that dies before it rings has
+ *     taken the wish with it, also from ranks that want something later: its death makes all groups look at the count.
  *   - A thread that fails a group sets its status first.
  *   - Bells and such threads name no group: they have cl_groups_call called, after which the next turn asks each group
  *     that sleeps whether it still may. A call that comes while it asks counts for the turn after it.

@@ -1,5 +1,6 @@
 /* Point-to-point operations, with threads as ranks: over memory that loses packets and over UDP on loopback, in groups
  * that share memory and in groups that do not. */
+#include "engine/member.h"
 #include "protocol/endpoint_state.h"
 #include "tests/world.h"
 
@@ -353,6 +354,33 @@ TEST(test_death)
     CHECK_EQ(finish(any), CL_EPEERLOST);
     CHECK_EQ(cl_group_status(team.groups[0], &culprit), CL_EPEERLOST);
     CHECK_EQ(culprit, 1);
+}
+
+/* A rank dies after it has taken the wish of rank 0 for its bell, and before it rings. So nobody rings for rank 1,
+ * which cannot go on alone. */
+TEST(test_death_before_a_ring)
+{
+    enum { HANG_US = 5000000 };
+    SCOPED_WORLD world = open_patient_world(3, "mem", 600000000);
+    SCOPED_TEAM team = open_team(&world, 1, true);
+    struct cl_doorbell *doorbell = cl_host_doorbell(cl_member_of(team.groups[0])->host, 0);
+    uint8_t *data = calloc(1, LARGE);
+    pid_t child = fork();
+    if (child == 0)
+        for (;;)
+            pause();
+    CHECK_EQ(cl_engine_watch_process(world.engines[0], 2, child), CL_OK);
+    usleep(20000); /* the group falls asleep */
+    atomic_fetch_add(&doorbell->requests, 1);
+    atomic_fetch_add(&doorbell->rings, 1);
+    CHECK_EQ(atomic_exchange(&doorbell->wish, CL_DOORBELL_NONE), CL_DOORBELL_REQUESTS);
+    cl_operation *send = start_send(&team, 1, 0, 1, data, MESSAGE, PATIENCE_US);
+    CHECK_EQ(cl_operation_wait(send, 20000), CL_EAGAIN);
+    kill(child, SIGKILL);
+    CHECK_EQ(waitpid(child, NULL, 0), child);
+    CHECK_EQ(cl_operation_wait(send, HANG_US), CL_OK);
+    cl_operation_release(send);
+    free(data);
 }
 
 TEST(test_nobody_left)
