@@ -3,6 +3,7 @@
 #include "tests/waiters.h"
 
 #include <sys/eventfd.h>
+#include <sys/timerfd.h>
 #include <unistd.h>
 
 enum { BULK_BYTES = 64 << 20, BULK_MESSAGES = 256 };
@@ -158,20 +159,95 @@ static void end_bulk(struct bulk *bulk)
     free(bulk->target);
 }
 
-/* ... or this thread moves other messages: the engine's sleeps when they come. */
-TEST(test_timeout_amid_bulk)
+/* An engine whose thread is kept asleep: rings for it and its timer go elsewhere. */
+struct asleep {
+    cl_engine *engine;
+    int wake_fd, timer_fd;
+};
+
+static struct asleep keep_asleep(cl_engine *engine)
 {
-    SCOPED_WORLD world = open_world(2, "udp", 0);
+    usleep(20000); /* it has nothing to do, and goes to sleep */
+    pthread_mutex_lock(&engine->core);
+    struct asleep asleep = {engine, engine->wake_fd, engine->timer_fd};
+    engine->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    engine->timer_fd = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC);
+    pthread_mutex_unlock(&engine->core);
+    return asleep;
+}
+
+static void let_wake(struct asleep *asleep)
+{
+    cl_engine *engine = asleep->engine;
+    pthread_mutex_lock(&engine->core);
+    close(engine->wake_fd);
+    close(engine->timer_fd);
+    engine->wake_fd = asleep->wake_fd;
+    engine->timer_fd = asleep->timer_fd;
+    pthread_mutex_unlock(&engine->core);
+    cl_engine_wake(engine);
+}
+
+/* ... or it moves other messages itself. Once its own has come it returns as well, however much is left to move. */
+TEST(test_return_amid_bulk)
+{
+    enum { TIMEOUT, END, WAYS };
+    for (uint32_t way = 0; way < WAYS; way++) {
+        SCOPED_WORLD world = open_patient_world(2, "udp", 30 * (uint64_t)PATIENCE_US);
+        SCOPED_TEAM team = open_team(&world, 1, true);
+        struct asleep asleep = keep_asleep(world.engines[0]);
+        uint8_t in = 0, out = 1;
+        struct bulk bulk = await_bulk(&team);
+        struct waiter waiter = {.operation = start_receive(&team, 0, 1, 1, &in, 1, PATIENCE_US),
+                                .timeout_us = way == TIMEOUT ? 50000 : PATIENCE_US};
+        cl_operation *send = NULL;
+        pthread_create(&waiter.thread, NULL, wait_for, &waiter);
+        usleep(10000);
+        send_bulk(&bulk);
+        if (way == END)
+            send = start_send(&team, 1, 0, 1, &out, 1, PATIENCE_US);
+        pthread_join(waiter.thread, NULL);
+        CHECK_EQ(waiter.status, way == TIMEOUT ? CL_EAGAIN : CL_OK);
+        CHECK(goes_on(&bulk));
+        end_bulk(&bulk);
+        let_wake(&asleep);
+        CHECK_EQ(finish(waiter.operation), way == TIMEOUT ? CL_ECLOSED : CL_OK);
+        if (send != NULL)
+            CHECK_EQ(finish(send), CL_OK);
+    }
+}
+
+struct word {
+    struct cl_message_wait *wait;
+    _Atomic uint32_t done;
+};
+
+static void *wait_for_word(void *argument)
+{
+    struct word *word = argument;
+    cl_message_wait_for(word->wait, &word->done, cl_now_us() + PATIENCE_US);
+    return NULL;
+}
+
+/* A request comes just when a thread stops waiting: too late for that one, and too early for the engine's bell. */
+TEST(test_request_at_the_end_of_a_wait)
+{
+    enum { LARGE = 1 << 20 };
+    SCOPED_WORLD world = open_patient_world(2, "udp", 30 * (uint64_t)PATIENCE_US);
     SCOPED_TEAM team = open_team(&world, 1, true);
-    uint8_t in = 0;
-    struct bulk bulk = await_bulk(&team);
-    struct waiter waiter = {.operation = start_receive(&team, 0, 1, 1, &in, 1, PATIENCE_US), .timeout_us = 30000};
-    pthread_create(&waiter.thread, NULL, wait_for, &waiter);
-    usleep(10000);
-    send_bulk(&bulk);
-    pthread_join(waiter.thread, NULL);
-    CHECK_EQ(waiter.status, CL_EAGAIN);
-    CHECK(goes_on(&bulk));
-    end_bulk(&bulk);
-    CHECK_EQ(finish(waiter.operation), CL_ECLOSED);
+    struct word word = {.wait = cl_member_of(team.groups[0])->message_wait};
+    const struct cl_doorbell *doorbell = word.wait->doorbell;
+    uint8_t *data = calloc(1, LARGE);
+    pthread_t thread;
+    word.wait->spins = false;
+    usleep(20000); /* the group falls asleep */
+    pthread_create(&thread, NULL, wait_for_word, &word);
+    while (atomic_load(&doorbell->sleepers) == 0)
+        usleep(100);
+    atomic_store(&word.done, 1);
+    cl_operation *send = start_send(&team, 1, 0, 1, data, LARGE, PATIENCE_US);
+    pthread_join(thread, NULL);
+    CHECK_EQ(cl_operation_wait(send, HANG_US), CL_OK); /* rank 0 keeps the message */
+    cl_operation_release(send);
+    free(data);
 }

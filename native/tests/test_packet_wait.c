@@ -168,6 +168,8 @@ TEST(test_end_while_polling)
         waiter.timeout_us = 2 * HANG_US;
         pthread_create(&waiter.thread, NULL, wait_for, &waiter);
         polled[way] |= await_polling(&world, 0);
+        watch(&world, 0);
+        atomic_store(&loses, true); /* no answer of rank 1 ends its sleep */
         if (way == ABORT)
             cl_group_abort(team.groups[0], CL_EABORTED);
         if (way == CLOSE_GROUP)
@@ -179,6 +181,7 @@ TEST(test_end_while_polling)
         if (way == CLOSE_GROUP || way == CLOSE_ENGINE)
             team.groups[0] = NULL;
         end_waiter(&waiter, EXPECTED[way]);
+        atomic_store(&loses, false);
     }
     for (uint32_t way = 0; way < WAYS; way++)
         CHECK(polled[way]);
@@ -201,7 +204,7 @@ TEST(test_wait_after_a_pause)
     }
 }
 
-/* Only the end of what a thread sleeps for ends its sleep. */
+/* Only the end of what a thread sleeps for ends its sleep, or a new socket. */
 TEST(test_end_of_a_sleep)
 {
     SCOPED_WORLD world = open_world(1, "udp", 0);
@@ -214,6 +217,8 @@ TEST(test_end_of_a_sleep)
     cl_packet_wait_end(wait, &word);
     CHECK_EQ(eventfd_read(wait->wake_fd, &rings), 0);
     CHECK_EQ(rings, 1);
+    cl_packet_wait_move(wait, 0, atomic_load(&wait->port_fds[0]));
+    CHECK_EQ(eventfd_read(wait->wake_fd, &rings), 0);
 }
 
 /* A wait with a timeout ends in time, and its operation can be waited for again. */
@@ -307,6 +312,19 @@ TEST(test_operation_that_nobody_waits_for)
     }
 }
 
+/* Nor is its end missed, which no packet brings. */
+TEST(test_timeout_of_an_operation_that_nobody_waits_for)
+{
+    SCOPED_WORLD world = open_patient_world(2, "udp", 30 * (uint64_t)PATIENCE_US);
+    SCOPED_TEAM team = open_team(&world, 1, false);
+    uint8_t in = 0;
+    usleep(20000); /* the engine's thread goes to sleep, for long */
+    cl_operation *receive = start_receive(&team, 0, 1, 1, &in, 1, 50000);
+    wait_until_done(receive);
+    CHECK_EQ(cl_operation_status(receive), CL_ETIMEDOUT);
+    CHECK_EQ(finish(receive), CL_ETIMEDOUT);
+}
+
 /* A calling thread does not wait for room: the engine's does, whether the port was full before or gets full meanwhile.
  */
 TEST(test_full_port_while_polling)
@@ -355,11 +373,33 @@ static void pretend_bulk(cl_engine *engine)
     pthread_mutex_unlock(&engine->core);
 }
 
-/* A thread that stops polling wakes the engine's if others wait, a port is full, or packets come in bulk; else that one
- * sleeps on. The engine's thread may wake by itself, and take the ring or cause one: then the attempt tells nothing. */
+/* Starts more operations than two turns do, and leaves them to the next turns. */
+static void start_many(struct team *team)
+{
+    enum { OPERATIONS = 3 * CL_STARTS_BUDGET, MESSAGES_EACH = 17 /* too many for the calling thread: see submit.c */ };
+    static uint32_t target;
+    struct draft draft = {.world_size = 2, .output_bytes = sizeof target};
+    for (uint32_t i = 0; i < MESSAGES_EACH; i++)
+        draft_add(&draft,
+                  (struct cl_step){
+                      .kind = CL_RECV_COPY, .peer = 1, .target = CL_OUTPUT, .message = i, .length = sizeof target},
+                  DRAFT_NONE);
+    struct cl_operation_request request = {
+        .plan = draft_finish(&draft), .output = &target, .dtype = CL_U8, .timeout_us = PATIENCE_US};
+    for (uint32_t i = 0; i < OPERATIONS; i++) {
+        cl_operation *operation;
+        CHECK_EQ(cl_submit(team->groups[0], &request, &operation), CL_OK);
+        cl_operation_release(operation);
+    }
+    cl_plan_release(request.plan);
+}
+
+/* A thread that stops polling wakes the engine's if others wait, a port is full, packets come in bulk, or there is more
+ * to do; else that one sleeps on. The engine's thread may wake by itself, and take the ring or cause one: then the
+ * attempt tells nothing. */
 TEST(test_sockets_go_back_at_once)
 {
-    enum { ALONE, OTHERS, FULL, BULK, WAYS, ATTEMPTS = 20 };
+    enum { ALONE, OTHERS, FULL, BULK, MORE, WAYS, ATTEMPTS = 20 };
     int bell = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     for (uint32_t way = 0; way < WAYS; way++) {
         bool seen = false;
@@ -379,6 +419,8 @@ TEST(test_sockets_go_back_at_once)
                 CHECK_EQ(finish(start_send(&team, 0, 1, 1, &out, 1, PATIENCE_US)), CL_OK);
             if (way == BULK)
                 pretend_bulk(engine);
+            if (way == MORE)
+                start_many(&team);
             (void)eventfd_read(bell, &rings);
             if (way == ALONE || way == OTHERS) {
                 keep_polling(&world, 0);
@@ -387,7 +429,7 @@ TEST(test_sockets_go_back_at_once)
                 cl_packet_wait_for(engine->packet_wait, &done, cl_now_us() + 1000);
                 atomic_store(&engine->packet_wait->sleepers, 0);
             } else {
-                stays = cl_engine_take_ports_turn(engine, way == BULK, &done, true);
+                stays = cl_engine_take_ports_turn(engine, way == BULK || way == MORE, &done, true);
             }
             seen = !stays && !polls(&world, 0) && (eventfd_read(bell, &rings) == 0) == (way != ALONE);
             atomic_store(&refuses, false);
