@@ -6,6 +6,10 @@ void cl_groups_add(struct cl_groups *groups, struct cl_group *group)
     groups->first = group;
     group->groups = groups;
     cl_groups_wake(group);
+    const struct cl_closed_group *aborted =
+        group->endpoint != NULL ? cl_endpoint_find_abort(group->endpoint, group->id) : NULL;
+    if (aborted != NULL) /* by a rank that opened it earlier */
+        cl_group_hear_of(group, aborted);
 }
 
 static void fall_asleep(struct cl_groups *groups, struct cl_group **at)

@@ -26,7 +26,7 @@ struct cl_groups {
     atomic_bool called;
 };
 
-/* Adds a group, which is awake. */
+/* Adds a group, which is awake. It fails at once if a peer has aborted it before. */
 void cl_groups_add(struct cl_groups *groups, struct cl_group *group);
 void cl_groups_remove(struct cl_groups *groups, struct cl_group *group);
 /* Wakes a group; one of no list stays as it is. */

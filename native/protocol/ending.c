@@ -104,6 +104,12 @@ bool cl_endpoint_next_abort(struct cl_endpoint *endpoint, struct cl_closed_group
     return cl_closed_groups_next_report(&endpoint->closed, aborted);
 }
 
+const struct cl_closed_group *cl_endpoint_find_abort(const struct cl_endpoint *endpoint, uint32_t group)
+{
+    const struct cl_closed_group *closed = cl_closed_groups_find(&endpoint->closed, group);
+    return closed != NULL && closed->reason ? closed : NULL;
+}
+
 void cl_endpoint_peer_lost(struct cl_endpoint *endpoint, uint16_t peer)
 {
     struct cl_peer *lost = cl_peer_list_find(&endpoint->peers, peer);

@@ -20,6 +20,8 @@ bool cl_endpoint_abort(struct cl_endpoint *endpoint, uint32_t group, const uint1
  */
 void cl_endpoint_fail_group(struct cl_endpoint *endpoint, uint32_t group, int reason, uint16_t culprit);
 bool cl_endpoint_next_abort(struct cl_endpoint *endpoint, struct cl_closed_group *aborted);
+/* How a group failed, also one that was not open here yet; NULL: it has not. */
+const struct cl_closed_group *cl_endpoint_find_abort(const struct cl_endpoint *endpoint, uint32_t group);
 
 /* Marks a peer dead: its messages complete with CL_EPEERLOST. The endpoint itself calls this for a peer with
  * outstanding messages: after 1.1 peer_timeout_us without any packet from it, or 2.2 without an acknowledgement

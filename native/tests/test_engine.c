@@ -284,6 +284,42 @@ TEST(test_a_stuck_port_stops_no_other)
     close_world(&world);
 }
 
+/* ---- a group that one rank opens late ---- */
+
+/* Rank 0 aborts the group before rank 1 opens it: the operations there end at once, and not with their timeout. */
+TEST(test_an_abort_comes_before_the_group)
+{
+    SCOPED_WORLD world = open_world(2, "udp", 0);
+    cl_engine *late = world.engines[1];
+    struct cl_group_options options[2] = {group_options(&world, 1, 0, -1), group_options(&world, 1, 1, -1)};
+    struct call *call = make_call(1, 1);
+    struct cl_operation_request request = {.plan = draft_exchange(1, 2, 4 * WORDS),
+                                           .input = call->input,
+                                           .output = call->output,
+                                           .dtype = CL_U32,
+                                           .timeout_us = PATIENCE_US};
+    cl_group *groups[2];
+    cl_operation *operation;
+    uint32_t culprit = 9;
+    CHECK_EQ(cl_group_open(world.engines[0], &options[0], &groups[0]), CL_OK);
+    cl_group_abort(groups[0], CL_EABORTED);
+    for (bool heard = false; !heard; usleep(1000)) {
+        pthread_mutex_lock(&late->core);
+        heard = cl_closed_groups_find(&late->endpoint->closed, 1) != NULL;
+        pthread_mutex_unlock(&late->core);
+    }
+    CHECK_EQ(cl_group_open(late, &options[1], &groups[1]), CL_OK);
+    CHECK_EQ(cl_submit(groups[1], &request, &operation), CL_OK);
+    CHECK_EQ(cl_operation_wait(operation, PATIENCE_US / 2), CL_EABORTED);
+    CHECK_EQ(cl_group_status(groups[1], &culprit), CL_EABORTED);
+    CHECK_EQ(culprit, 0);
+    cl_operation_release(operation);
+    cl_group_close(groups[0]);
+    cl_group_close(groups[1]);
+    cl_plan_release(request.plan);
+    free(call);
+}
+
 /* ---- what must not happen while nothing happens ---- */
 
 static uint64_t cpu_us(clockid_t clock)
