@@ -180,12 +180,14 @@ static void let_wake(struct asleep *asleep)
 {
     cl_engine *engine = asleep->engine;
     pthread_mutex_lock(&engine->core);
-    close(engine->wake_fd);
-    close(engine->timer_fd);
+    int wake_fd = engine->wake_fd, timer_fd = engine->timer_fd;
     engine->wake_fd = asleep->wake_fd;
     engine->timer_fd = asleep->timer_fd;
     pthread_mutex_unlock(&engine->core);
+    eventfd_write(wake_fd, 1); /* on a busy machine it sleeps there */
     cl_engine_wake(engine);
+    close(wake_fd);
+    close(timer_fd);
 }
 
 /* ... or it moves other messages itself. Once its own has come it returns as well, however much is left to move. */
