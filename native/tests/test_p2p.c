@@ -370,7 +370,11 @@ TEST(test_death_before_a_ring)
         for (;;)
             pause();
     CHECK_EQ(cl_engine_watch_process(world.engines[0], 2, child), CL_OK);
-    usleep(20000); /* the group falls asleep */
+    for (bool awake = true; awake; usleep(1000)) {
+        pthread_mutex_lock(&world.engines[0]->core);
+        awake = team.groups[0]->awake;
+        pthread_mutex_unlock(&world.engines[0]->core);
+    }
     atomic_fetch_add(&doorbell->requests, 1);
     atomic_fetch_add(&doorbell->rings, 1);
     CHECK_EQ(atomic_exchange(&doorbell->wish, CL_DOORBELL_NONE), CL_DOORBELL_REQUESTS);
