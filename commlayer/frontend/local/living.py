@@ -26,7 +26,7 @@ from ...transport.store_link import connection, root_of
 from ..group.backend import CommProcessGroup
 from ..group.mates import DYING_S, Mates
 from ..group.newcomers import JOIN_S, Newcomers, ask, settings_of
-from ..group.party import ATTEMPTS, here
+from ..group.party import ATTEMPTS, change, here
 from .meeting import LOST, is_on_all, on_all
 from .site import Site, is_fault
 from .sites import Sites
@@ -233,8 +233,8 @@ class Living:
             else:
                 party.members = [member for member in party.members if member not in verdict.gone]
             self._gone = sorted(verdict.gone) or self._gone
-            change = f"without {sorted(verdict.gone)}" if verdict.gone else f"as {newest} join"
-            log.warning("%s goes on with the sites of rank(s) %s, %s", self._who, party.members, change)
+            changed = change(verdict.gone, newest)
+            log.warning("%s goes on with the sites of rank(s) %s, %s", self._who, party.members, changed)
             self._end()
             try:
                 found = self._site.agreed(lambda: self._met(meet))
