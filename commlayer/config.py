@@ -101,7 +101,7 @@ class Config:
     wire: Annotated[
         Literal["udp", "ofi"],
         "how packets travel between hosts: `udp` uses the kernel's sockets, `ofi` libfabric's datagram endpoints (RDMA "
-        "and cloud NICs)",
+        "and cloud NICs; experimental)",
         COMMON,
     ] = "udp"
     ofi_provider: Annotated[
@@ -110,23 +110,25 @@ class Config:
     ports: Annotated[
         int,
         _SOCKETS,
-        "with `udp`: sockets per interface. The n-th socket here and the n-th socket of the peer are a path, so that a "
-        "fabric that chooses links by port (ECMP) uses several. Two processes have 8 paths at most",
+        "with `udp`: sockets per interface. The n-th socket here and the n-th socket of the peer are a path of their "
+        "own, so that a fabric that chooses links by port (ECMP) uses several. Two processes have 8 paths at most",
     ] = 1
     port_range: Annotated[
         tuple[int, ...],
         PORT_RANGE,
-        "with `udp`: the UDP ports to use, as `20000-20100`, for firewalls. Each process takes the first free ones: "
-        "`COMMLAYER_PORTS` of each interface, so a host needs `COMMLAYER_PORTS` times its processes. Unset: the kernel "
-        "chooses. See [deploy.md](deploy.md#ports-and-firewalls)",
+        "with `udp`: the UDP ports to use, as `20000-20100`, for firewalls. Each process takes the first free ones, "
+        "`COMMLAYER_PORTS` on each interface: a host needs as many ports as processes, times `COMMLAYER_PORTS`. Unset: "
+        "the kernel chooses. See [deploy.md](deploy.md#ports-and-firewalls)",
     ] = ()
     shm: Annotated[bool, "1: ranks of one host exchange data through shared memory; 0: through the network"] = True
-    peer_timeout_s: Annotated[float, _SECONDS, "a peer is lost after this much silence; see [faults.md](faults.md)"] = (
-        3.0
-    )
+    peer_timeout_s: Annotated[
+        float,
+        _SECONDS,
+        "another process that was silent for so long counts as dead; see [faults.md](faults.md)",
+    ] = 3.0
     auth: Annotated[
         Literal["full", "header", "off"],
-        "the part of a packet that the job's key authenticates: all, all but tensor data, or nothing; "
+        "the part of a packet that the job's key authenticates: all of it, all but tensor data, or nothing; "
         "see [security.md](security.md)",
         COMMON,
     ] = "full"
@@ -138,15 +140,15 @@ class Config:
     ] = ""
     dscp: Annotated[
         bool,
-        "1: packets carry their priority as DSCP, and those that may be lost are not ECN-capable; the engine answers "
-        "ECN marks. For switches configured for it",
+        "1: packets carry their priority as DSCP, and the engine slows down at ECN marks; packets that may be lost "
+        "(`loss_bound`) are not ECN-capable. For switches that are configured for these classes",
     ] = False
     credit_bytes: Annotated[
         int,
         _CREDIT,
-        "experimental: between hosts, a receiver grants its senders what they may send, so that no more than this is "
-        "on its way to it. For many senders to one port and shallow switches; an all-to-all gets slower. See "
-        "[fabric.md](fabric.md#receiver-credit). 0: off",
+        "experimental: between hosts, a receiver tells its senders how much each may send, so that no more than this "
+        "is on its way to it. Meant for many senders to one port of switches with short buffers; an all-to-all gets "
+        "slower. 0: off. See [fabric.md](fabric.md#receiver-credit)",
         COMMON,
     ] = 0
     mtu: Annotated[
@@ -158,8 +160,8 @@ class Config:
 
     disable: Annotated[
         bool,
-        "1: the backend is plain gloo, and the hook a plain all-reduce: tells whether commlayer is the cause of a "
-        "problem. See [deploy.md](deploy.md#without-commlayer)",
+        "1: turns commlayer off: the backend is plain gloo, and the hook a plain all-reduce. So you learn whether "
+        "commlayer is the cause of a problem. See [deploy.md](deploy.md#without-commlayer)",
         COMMON,
     ] = False
     stream_wait: Annotated[
@@ -170,56 +172,58 @@ class Config:
     pinned_bytes: Annotated[
         int,
         _PINNED,
-        "with a GPU: pinned memory of a group's collectives in flight, above which a call blocks until some are over; "
-        "sends and receives never do. Automatic: an eighth of the host's memory, divided by the ranks of the host "
-        "(`LOCAL_WORLD_SIZE`). See [cuda.md](cuda.md#memory)",
+        "with a GPU: the most pinned memory that a group's collectives in flight use. Above it, a collective blocks "
+        "until others have ended; sends and receives never block. Automatic: an eighth of the host's memory, divided "
+        "by the ranks of the host (`LOCAL_WORLD_SIZE`). See [cuda.md](cuda.md#memory)",
     ] = 0
     stall_s: Annotated[
         float,
         _SECONDS_OR_NEVER,
-        "a warning follows when a collective, a send or a receive has waited this long: it names the ranks that have "
-        "not called it, or the matching one, and where they are; see [hang.md](hang.md)",
+        "after how long a wait of a collective, a send or a receive a warning comes, which names the ranks that have "
+        "not called it, or the matching one, and the lines of code where they are; see [hang.md](hang.md)",
     ] = 30.0
     flight_dir: Annotated[
         str,
         FOLDER,
-        "folder for the flight record and the Python stacks of each process, written when a group fails and at the end "
-        "of the process, for its user alone; see [hang.md](hang.md). Unset: they are not written",
+        "folder for the flight record and the Python stacks of each process, which are written when a group fails and "
+        "at the end of the process, and which only its user can read; see [hang.md](hang.md). Unset: no files",
     ] = ""
     flight_signal: Annotated[
         str,
         _SIGNAL,
-        "signal on which the process writes its flight record and its stacks, into the folder of "
-        "`COMMLAYER_FLIGHT_DIR` or the current one, and goes on. A handler that the process has already stays",
+        "signal at which the process writes its flight record and its stacks into the folder of "
+        "`COMMLAYER_FLIGHT_DIR`, or the current one, and goes on. A handler of the script's own stays, and nothing is "
+        "written then",
     ] = ""
     metrics_port: Annotated[
         int,
         _PORT,
-        "TCP port with the counters for Prometheus (`/metrics`), plus `LOCAL_RANK`, for all who reach it. 0: none",
+        "the counters for Prometheus are at TCP port `COMMLAYER_METRICS_PORT` + `LOCAL_RANK`, path `/metrics`; whoever "
+        "reaches the port can read them. 0: no port",
     ] = 0
     metrics_host: Annotated[
         str,
         HOST,
-        "address of this host on which that port listens: loopback, for programs of this host, unless another one is "
-        "given; `0.0.0.0` or `::` for all of them",
+        "address of this host on which that port listens. By default only programs of this host reach it; `0.0.0.0` "
+        "or `::` opens it on all addresses",
     ] = "127.0.0.1"
     top: Annotated[
         str,
         ADDRESS,
-        "TCP address at which rank 0 collects samples of all ranks, for `commlayer top` and those alone who have the "
-        "job's key. A port alone: on the host of `MASTER_ADDR`. Needs pyzmq. See [top.md](top.md). Unset: no samples",
+        "TCP address at which rank 0 collects samples of all ranks for `commlayer top`; reading them takes the job's "
+        "key. A port alone: on the host of `MASTER_ADDR`. Needs pyzmq. See [top.md](top.md). Unset: no samples",
         COMMON,
     ] = ""
     log: Annotated[
         Literal["off", "info", "debug"],
-        "`info`: the start of each group, dead paths, fallbacks to gloo and the end of the job on stderr; `debug`: "
-        "rates of paths, too. See [log.md](log.md)",
+        "`info` logs to stderr the start of each group, dead paths, operations that gloo runs, and the end of the job; "
+        "`debug` also the rates of paths. See [log.md](log.md)",
     ] = "off"
 
     instead_of: Annotated[
         str,
         _REPLACED,
-        "`gloo`: where a script asks torch for a group of gloo, it gets one of commlayer, without a change. See "
+        "`gloo`: where the unchanged script asks torch for a group of gloo, it gets one of commlayer. See "
         "[trainers.md](trainers.md)",
     ] = ""
     deterministic: Annotated[
@@ -317,7 +321,7 @@ class Ddp:
     staleness: Annotated[
         int,
         numbers("steps", 0, 1, "0 or 1", is_whole=True),
-        "with `overlap`. 1: each step uses the gradients of the step before; training is another one",
+        "with `overlap`. 1: each step uses the gradients of the step before, which changes the results",
     ] = 0
     bucket_mb: Annotated[
         float,

@@ -69,14 +69,15 @@ class Policy:
     priority: Annotated[
         int,
         CLASS,
-        "packets of a lower class go first through the whole engine, and its operations in shared memory. Hooks give "
-        "buckets classes from this one - 2 to + 2, by their place in the model; `overlap` and pipelines from - 3 to "
-        "+ 3. Beside classes 0 and 1 bulk keeps shorter queues, which costs it 1 to 2 % of the link",
+        "operations of a lower class go first, in shared memory and as packets. A hook spreads its buckets over the "
+        "classes `priority` - 2 to + 2, by their place in the model; `overlap` and pipelines over - 3 to + 3. While "
+        "classes 0 and 1 are in use, the others keep their queues shorter, which costs them 1 to 2 % of the link",
     ] = 4
     deterministic: Annotated[
         bool,
-        "reduce in a fixed order: the same inputs give the same bits in every run. Replicas agree in any case. Not "
-        "with a `loss_bound`. Hooks, `overlap` and `pipeline.attach` without a policy take it from their group",
+        "reduce in a fixed order: the same inputs give the same bits in every run. Without it, too, all replicas have "
+        "the same bits. Not with a `loss_bound`. Hooks, `overlap` and `pipeline.attach` without a policy take it from "
+        "their group",
     ] = False
     algorithm: Annotated[
         Algorithm,
@@ -86,14 +87,14 @@ class Policy:
     loss_bound: Annotated[
         float,
         LOSS_BOUND,
-        "share of each message that may be missing, in sums and averages of floating-point numbers between hosts; "
-        "all else is reliable",
+        "share of a message's packets that may be missing from sums and averages of floating-point numbers between "
+        "hosts; all else is reliable",
     ] = 0.0
     treatment: Annotated[
         Treatment,
-        "what happens to lost contributions. `feedback` adds them to the next step's gradient; only the hook can: "
-        "other operations of such a group lose nothing. `rescale` takes the mean of the others, `zero` counts "
-        "them as 0",
+        "what happens to lost contributions. `feedback` adds them to the next step's gradient. Only the hook can do "
+        "so; with `feedback`, other operations of the group lose nothing. `rescale` takes the mean of the others, "
+        "`zero` counts them as 0",
     ] = "feedback"
 
     codec: Annotated[
@@ -108,11 +109,13 @@ class Policy:
     exact_steps: Annotated[
         int,
         _STEPS,
-        "steps at the start of a training that `sign`, `powersgd` and `topk` send in bf16: compression hurts most "
+        "how many steps at the start of a training `sign`, `powersgd` and `topk` send in bf16: compression hurts most "
         "there",
     ] = 100
     allow_state: Annotated[
-        bool, "whether `auto` may choose a codec that keeps rounding errors, if over a quarter of the step is waiting"
+        bool,
+        "whether `auto` may choose a codec that keeps rounding errors. It does so only where more than a quarter of "
+        "the step is waiting",
     ] = False
     residual: Annotated[
         Literal["f32", "bf16"], "how a codec that keeps rounding errors stores them: in 4 or in 2 bytes per parameter"
@@ -122,8 +125,8 @@ class Policy:
         bool,
         "between hosts, take only what other traffic leaves. Simulated, beside one TCP flow (cubic): at most 3 % of a "
         "port whose buffer holds half a bandwidth-delay product and 16 packets; up to 29 % where the buffer is shorter "
-        "and shows no queue. `priority` then counts for nothing, and `commlayer.priority` around an operation of the "
-        "group ends it for that one. The ranks of a host must agree. See "
+        "and shows no queue. `priority` then has no effect, and an operation within `commlayer.priority` does not "
+        "yield. All ranks of a host need the same value. See "
         "[congestion.md](congestion.md#traffic-that-yields)",
     ] = False
 

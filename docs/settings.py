@@ -23,7 +23,8 @@ def table(settings: Any) -> str:
         if isinstance(default, bool):
             unit, default = ("0 or 1", int(default)) if settings is Config else ("bool", default)
         shown = "unset" if default in ("", ()) else f"`{default}`"
-        lines.append(f"| `{name}` | {unit} | {shown} | {row.meaning} |")
+        meaning = f"{row.meaning}. **Ranks compare it**" if row.is_common else row.meaning
+        lines.append(f"| `{name}` | {unit} | {shown} | {meaning} |")
     return "\n".join(lines)
 
 

@@ -1,6 +1,6 @@
 """Reinforcement learning with rollout workers: they follow the trainer's weights, and send samples back.
 
-    pip install transformers 'commlayer[top]'
+    pip install transformers pyzmq
     python examples/rl_rollout.py          # a trainer and two rollout workers on this host, CPUs only
 
 The model is a GPT-2 with random weights, and its reward made up: the share of even tokens among those that it

@@ -33,7 +33,7 @@ def load() -> Any:
         return importlib.import_module("zmq")
     except ImportError as error:
         raise ConfigError(
-            f"commlayer top, COMMLAYER_TOP and commlayer.publish need pyzmq ({error}): pip install 'commlayer[top]'"
+            f"commlayer top, COMMLAYER_TOP and commlayer.publish need pyzmq ({error}): pip install pyzmq"
         ) from error
 
 

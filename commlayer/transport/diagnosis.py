@@ -10,7 +10,7 @@ from typing import Any
 
 from ..errors import CommError
 from .call import Call
-from .inquiry import Inquiry
+from .inquiry import ALL_CALLED, Inquiry
 from .native import ERRORS, Engine, ffi, lib
 from .paths import pair_paths
 from .stall import Waits
@@ -27,6 +27,9 @@ EVEN = "do all ranks make equally many steps, and the same calls? (DDP with unev
 
 SAME_MESSAGE = "send and receive tensors of the same size, in the same order on both ranks, or with different tags"
 """The remedy where the two ends of a message differ."""
+
+SLOW = "their data did not come in time: look at print(commlayer.paths()), or raise the timeout of the group"
+"""The remedy where all ranks have called an operation that timed out."""
 
 NAMELESS = ("", "undefined")
 """Descriptions that torch gives a group without one."""
@@ -82,6 +85,8 @@ class Diagnosis:
         if status == lib.CL_EMISMATCH and call is not None and call.is_message:
             remedy = SAME_MESSAGE
         culprit, told = self._inquire(status, culprit, call, f"{operation}{text}{elapsed}")
+        if status == lib.CL_ETIMEDOUT and told.endswith(ALL_CALLED):
+            remedy = SLOW
         if status == lib.CL_EABORTED and self.is_aborted_here and culprit in (None, self.rank):
             text, told, remedy = f"{text} by this rank", "", "make a new group: abort() ends every operation"
         failure = f"{operation}{text}{elapsed}"

@@ -44,6 +44,9 @@ PAIRS_TOLD = 3
 MESSAGES_TOLD = 3
 """The most messages that a text names."""
 
+ALL_CALLED = "all ranks have called it"
+"""Of an operation that timed out: its data did not come."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
@@ -281,7 +284,7 @@ def _absent(
     }
     absent = [rank for rank in asked if rank not in came]
     if not absent:
-        return Verdict(culprit, "all ranks have called it")
+        return Verdict(culprit, ALL_CALLED)
     return Verdict(culprit if culprit in absent else absent[0], f"{name_ranks(absent, ranks)} did not call it")
 
 

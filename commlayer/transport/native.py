@@ -50,8 +50,8 @@ ERRORS: dict[int, tuple[type[CommError], str]] = {
     lib.CL_ETIMEDOUT: (
         OperationTimeoutError,
         (
-            "that rank, or another, is late or did not call this operation; "
-            "compare the ranks' logs, or raise the timeout of the group"
+            "a rank is late, is stuck, or made other calls: look at its log and its stacks, or raise the timeout of "
+            "the group"
         ),
     ),
     lib.CL_EPEERLOST: (

@@ -104,11 +104,20 @@ def test_fine_parameters_travel_in_16_bits(rank: int, size: int) -> None:
         assert errors[2] > 0.005
 
 
+@ranks.on(2, ranks.run_job)
+def test_a_hook_that_chooses_nothing_says_why(rank: int, size: int) -> None:
+    model, state = hooked(commlayer.Policy(codec="auto"))
+    step_of(model, directions(rank, 0))
+    told = "Policy(codec='auto') has chosen nothing: all ranks share a host, where nothing is encoded"
+    assert state.explain() == told
+    assert hooked(commlayer.Policy())[1].explain() == "Policy(codec='none') leaves nothing to choose; auto chooses"
+
+
 @ranks.on(3, ranks.run_job, environ=ranks.NETWORK)
 def test_auto_decides_and_explains(rank: int, size: int) -> None:
     model, state = hooked(commlayer.Policy())
     state.policy = commlayer.Policy(codec="auto", allow_state=True, exact_steps=1000)
-    assert "chooses nothing" in state.explain()
+    assert state.explain() == "Policy(codec='auto') has chosen nothing: no step has been made"
     for step in range(30):
         gradients = step_of(model, directions(rank, step))
         check_equal(gradients, size)

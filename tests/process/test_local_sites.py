@@ -3,6 +3,7 @@ raise."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -38,6 +39,20 @@ def train_on_two_sites(rank: int, before: Callable[[int, nn.Module], None], **ar
 
 def nothing(step: int, model: nn.Module) -> None:
     pass
+
+
+@ranks.on(4, ranks.run_job, environ=ranks.NETWORK)
+def test_all_ranks_know_the_ranks_of_all_sites(rank: int, size: int) -> None:
+    """Also of a training that a death ends, and with no warning of torch's that a name is deprecated."""
+    site = [dist.new_group([0, 3], timeout=TIMEOUT), dist.new_group([1, 2], timeout=TIMEOUT)][rank in (1, 2)]
+    model = DistributedDataParallel(Net(), process_group=site)
+    optimizer = sgd(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with commlayer.LocalSteps(model, optimizer, every=2, fragments=1) as local:
+            train(model, optimizer, rank, range(4))
+            assert local.ranks == [0, 3, 1, 2]
+    assert local.ranks == [0, 3, 1, 2]
 
 
 @ranks.on(4, ranks.run_job, environ=ranks.NETWORK)

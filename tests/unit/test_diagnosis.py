@@ -11,6 +11,7 @@ import torch
 from commlayer.errors import ClosedError, PeerLostError
 from commlayer.transport.call import Call
 from commlayer.transport.diagnosis import Diagnosis
+from commlayer.transport.inquiry import Verdict
 from commlayer.transport.native import lib
 
 
@@ -70,6 +71,27 @@ def test_a_rank_that_has_left_the_group_did_not_die() -> None:
         "rank 4 of group '7' (mesh_dp): all_reduce 9 of float32 [3], SUM: rank 5 has left the group "
         "(destroy_process_group, or the end of its script) (culprit: rank 5 on node0); do all ranks make equally many "
         "steps, and the same calls? (DDP with uneven data: `with model.join():`)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("told", "remedy"),
+    [
+        ("rank 5 did not call it", "a rank is late, is stuck, or made other calls: look at its log and its stacks, or"),
+        ("all ranks have called it", "their data did not come in time: look at print(commlayer.paths()), or"),
+    ],
+)
+def test_a_timeout_is_told_with_the_remedy_for_its_cause(told: str, remedy: str) -> None:
+    class Inquired:
+        def timeout(self, call: Any, culprit: int | None, failure: str) -> Verdict:  # noqa: ARG002
+            return Verdict(culprit, f"{failure}; {told}")
+
+    engine: Any = Paths([])
+    inquiry: Any = Inquired()
+    diagnosis = Diagnosis(engine, "7", 0, descriptions(1, one_host=False), inquiry=inquiry)
+    assert str(diagnosis.error(lib.CL_ETIMEDOUT, 1, "", None)) == (
+        f"rank 4 of group '7': the operation timed out (culprit: rank 5 on node1); {told}; {remedy} raise the timeout "
+        "of the group"
     )
 
 

@@ -162,7 +162,10 @@ def test_a_build_variable_that_is_not_there_is_named(build: ModuleType, monkeypa
 def test_make_test_and_make_test_slow_run_every_test() -> None:
     makefile = text("Makefile")
     assert "\n\t$(PYTEST) -m 'not slow' tests\n" in makefile.partition("\ntest-python:")[2]
-    assert "\n\t$(BIN)/python -m pytest -q -m slow tests\n" in makefile.partition("\ntest-slow:")[2]
+    assert (
+        "\n\t$(BIN)/python -m pytest -q --hypothesis-seed=$(DRAW) -m slow tests\n"
+        in makefile.partition("\ntest-slow:")[2]
+    )
 
 
 def test_make_torch_runs_the_tests_of_torchs_interfaces() -> None:

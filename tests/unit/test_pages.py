@@ -163,6 +163,28 @@ def test_the_api_page_lists_every_public_name() -> None:
     assert sorted(listed) == sorted(commlayer.__all__)
 
 
+@pytest.mark.parametrize(
+    ("page", "name", "kind"),
+    [
+        ("elastic", "job", "Job"),
+        ("elastic", "sampler", "Sampler"),
+        ("local", "local", "LocalSteps"),
+        ("publish", "publisher", "Publisher"),
+        ("publish", "subscription", "Subscription"),
+        ("publish", "version", "Version"),
+        ("settings", "HookState", "HookState"),
+    ],
+)
+def test_the_api_page_lists_the_members_that_a_page_uses(page: str, name: str, kind: str) -> None:
+    api = (ROOT / "docs/api.md").read_text(encoding="utf-8")
+    listed = re.search(rf"<!-- ::: commlayer\.(?:[\w.]+\.)?{kind}\n.*?members: \[(.*?)\]", api, re.DOTALL)
+    assert listed
+    text = (ROOT / f"docs/{page}.md").read_text(encoding="utf-8")
+    used = set(re.findall(rf"(?<![\w./-]){name}\.([a-z]\w*)", text)) - {"md"}
+    assert used
+    assert used - {each.strip() for each in listed[1].split(",")} == set()
+
+
 def test_links_of_the_site() -> None:
     seen: list[Path] = []
     text = "[a](../README.md#x) ![b](overlap_pipeline.png) [c](../native/kernels/codec.h) [d](https://x.org/a) [e](#f)"

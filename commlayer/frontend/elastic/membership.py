@@ -21,7 +21,7 @@ from ...errors import (
 from ...transport.log import log
 from ...transport.native import Engine
 from ..group.newcomers import JOIN_S, Newcomers, ask, settings_of
-from ..group.party import ATTEMPTS, here
+from ..group.party import ATTEMPTS, change, here
 from ..group.told import done_by_all, told_by_all
 from .replica import Replica
 from .rows import Rows, rows_of
@@ -135,7 +135,8 @@ class Membership:
                 newest = self._newcomers.admit(verdict)
             else:
                 world.members = [each for each in members if each not in verdict.gone]
-            log.warning("rank %d goes on with ranks %s, without %s", world.own, world.members, sorted(verdict.gone))
+            changed = change(verdict.gone, newest)
+            log.warning("rank %d goes on with ranks %s, %s", world.own, world.members, changed)
             world.end()
             failed = False
             try:

@@ -213,9 +213,12 @@ class HookState:
 
     def explain(self) -> str:
         """The codecs that `auto` has chosen, as a table: measured and predicted times, bytes, and the reason."""
-        if self._choice is None:
-            return f"Policy(codec={self.policy.codec!r}) chooses nothing{', nor does auto on one host' * self._begun}"
-        return self._choice.explain()
+        if self._choice is not None:
+            return self._choice.explain()
+        if self.policy.codec != "auto":
+            return f"Policy(codec={self.policy.codec!r}) leaves nothing to choose; auto chooses"
+        reason = "all ranks share a host, where nothing is encoded" if self._begun else "no step has been made"
+        return f"Policy(codec='auto') has chosen nothing: {reason}"
 
     def _count(self, averaged_bytes: int, missing: Missing) -> None:
         with self._count_lock:

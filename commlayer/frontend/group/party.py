@@ -41,6 +41,12 @@ def introduce(group: dist.ProcessGroup) -> tuple[str, dict[int, Place]]:
     return told[0][1], {rank: place for rank, (place, _) in enumerate(told)}
 
 
+def change(gone: Collection[int], newest: Collection[int]) -> str:
+    """Who has left a party and who joins it, for a log."""
+    parts = [f"without {sorted(gone)}"] * bool(gone) + [f"as {sorted(newest)} join"] * bool(newest)
+    return " and ".join(parts) or "as before"
+
+
 class Party:
     """Members have numbers, which they keep; their ranks in a group follow the order of `members`."""
 

@@ -26,7 +26,8 @@ from ...transport.store_link import connection, root_of
 from ..group.backend import CommProcessGroup
 from ..group.mates import DYING_S, Mates
 from ..group.newcomers import JOIN_S, Newcomers, ask, settings_of
-from ..group.party import ATTEMPTS, here
+from ..group.party import ATTEMPTS, change, here
+from ..group.told import told_by_all
 from .meeting import LOST, is_on_all, on_all
 from .site import Site, is_fault
 from .sites import Sites
@@ -53,7 +54,7 @@ class Living:
         self._all: CommProcessGroup | None = None  # where sites have several ranks
         self.members = list(ranks)
         """The numbers of this place's ranks in the group, one of each site, by rank."""
-        self._sites: list[list[int]] = []  # all their ranks, where the others go on after a death
+        self._sites = [[rank] for rank in ranks]  # all their ranks
         self.listening: set[int] = set()
         """Those of them whose sites have joined, and count in no sync yet."""
         self.is_finished = False
@@ -68,6 +69,10 @@ class Living:
         self._party: Sites | None = None
         self._newcomers: Newcomers | None = None
         self._engine: Engine | None = None
+
+    def learn_sites(self) -> None:
+        """Learns the ranks of all sites, which have several, where a death ends the training. All ranks call."""
+        self._sites = sorted(told_by_all(self.group, list(self._site.ranks)))
 
     def watch(self, min_sites: int, silence_s: float) -> None:
         """From now on, the others go on after a death, unless they are fewer than `min_sites`. All ranks call.
@@ -105,10 +110,7 @@ class Living:
 
     @property
     def ranks(self) -> list[int]:
-        """The numbers of all ranks of the sites that train, as of the last sync that has ended. Where the others do not
-        go on after a death, those of this place alone."""
-        if self._party is None:
-            return self.training
+        """The numbers of all ranks of the sites that train, as of the last sync that has ended."""
         training = set(self.training)
         return [each for site in self._sites if training & {*site} for each in site]
 
@@ -233,8 +235,8 @@ class Living:
             else:
                 party.members = [member for member in party.members if member not in verdict.gone]
             self._gone = sorted(verdict.gone) or self._gone
-            change = f"without {sorted(verdict.gone)}" if verdict.gone else f"as {newest} join"
-            log.warning("%s goes on with the sites of rank(s) %s, %s", self._who, party.members, change)
+            changed = change(verdict.gone, newest)
+            log.warning("%s goes on with the sites of rank(s) %s, %s", self._who, party.members, changed)
             self._end()
             try:
                 found = self._site.agreed(lambda: self._met(meet))

@@ -260,9 +260,8 @@ class LocalSteps:
 
     @property
     def ranks(self) -> list[int]:
-        """The ranks of the group whose sites train, the same on all of them after the same sync: without those that
-        have died. With `min_sites` all ranks of these sites, site after site; the first site is that with the lowest
-        first rank. Raises ConfigError before `with`."""
+        """All ranks of the sites that train, site after site, the same on all of them after the same sync: without
+        those that have died. The first site is that with the lowest first rank. Raises ConfigError before `with`."""
         return self._training.ranks or self._training.begun()[1].ranks
 
     @property

@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ...errors import AbortedError, CommError, ConfigError, MismatchError
 from ..gradients.fsdp import sharded_modules
+from ..gradients.hook_group import plain_all_gather
 from ..group.backend import CommProcessGroup
 from ..group.options import NAME
 from ..group.told import divided
@@ -77,7 +78,7 @@ class Site:
             return shard
         mine = shard.to(self._device)
         gathered = torch.empty(mine.numel() * self.size, dtype=mine.dtype, device=self._device)
-        dist.all_gather_into_tensor(gathered, mine, group=self.replicas)
+        plain_all_gather(gathered, mine, group=self.replicas)
         return gathered.cpu()
 
     def total(self, value: float) -> float:

@@ -102,6 +102,8 @@ class Training:
         site.separate(group.timeout)
         if self.given.min_sites is not None:
             site.agreed(functools.partial(living.watch, self.given.min_sites, self._silence_s))
+        elif len(site.ranks) > 1:
+            site.agreed(living.learn_sites)
         if self.rounds is None:
             assert self.exact is not None  # noqa: S101  # of _prepare
             share = self.given.value_bytes / VALUE_BYTES / self.given.fragments

@@ -202,7 +202,7 @@ def _tensors(value: Any) -> list[Tensor]:
 def _check_installation() -> None:
     """Raises ConfigError for a missing greenlet, and a torch that cannot order the backward pass."""
     if importlib.util.find_spec("greenlet") is None:
-        raise ConfigError(f"{WHO} needs greenlet: pip install 'commlayer[tp]'")
+        raise ConfigError(f"{WHO} needs greenlet: pip install greenlet")
     node = torch.ones(1, requires_grad=True, dtype=torch.float32, device="cpu").view(1).grad_fn
     if not hasattr(node, "_set_sequence_nr"):
         raise ConfigError(f"{WHO}: torch {torch.__version__} has no _set_sequence_nr; use torch 2.11 to 2.15")

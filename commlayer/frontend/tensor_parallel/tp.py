@@ -43,7 +43,7 @@ def overlap(
 
     Returns a handle: its `remove()`, or the end of `with`, ends the overlap. All ranks of a tensor-parallel group call
     it alike. Raises ConfigError for layers with which results would change. Needs greenlet:
-    `pip install commlayer[tp]`.
+    `pip install greenlet`.
     """
     from .split_batch import SplitBatch  # loads DTensor, which takes a while
 

@@ -86,7 +86,7 @@ def load_optuna() -> Any:
     try:
         import optuna
     except ImportError as error:
-        raise ValueError("needs optuna: python -m pip install 'commlayer[tune]'") from error
+        raise ValueError("needs optuna: pip install optuna") from error
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     return optuna
 
