@@ -159,10 +159,12 @@ class Site:
             own = error
         try:
             has_failed = self.has_any(own is not None)
-        except Exception:
-            if own is not None:
-                raise own from None
-            raise
+        except Exception as error:
+            if own is None:
+                raise
+            if _is_passing(own):
+                raise error from own  # the other sites go on; why this one does not is an error of its own
+            raise own from error
         if not has_failed:
             return result
         shown = own if own is None or isinstance(own, CommError) else _fault(own)
