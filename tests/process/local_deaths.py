@@ -312,7 +312,7 @@ def train(process: int, size: int, plan: Plan, folder: str) -> Report | str | No
         join=store if joins else None,
     )  # fmt: skip
     pauses = random.Random(f"{plan.seed} {process}")
-    made, missed = 0, list[int]()
+    made, came, missed = 0, 0, list[int]()
     try:
         with local:
             rounds: Any = local._training.rounds
@@ -324,8 +324,9 @@ def train(process: int, size: int, plan: Plan, folder: str) -> Report | str | No
                 for newcomer in range(plan.size, size):
                     if local.syncs > plan.turn(newcomer):
                         store.wait([f"started {newcomer}"])  # on a busy machine, later than all steps without this
-                asked = plan.size + plan.width * sum(turn < local.syncs for turn in plan.joins)
-                is_awaited = plan.waits and len(local.ranks) < asked
+                asked = plan.width * sum(turn < local.syncs for turn in plan.joins)
+                came = max(came, sum(rank >= plan.size for rank in local.ranks))
+                is_awaited = plan.waits and came < asked
                 away_s = time.monotonic() + AWAY_S
                 while (process, turn := local.syncs) in plan.away and time.monotonic() < away_s:
                     time.sleep(0.002)
