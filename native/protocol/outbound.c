@@ -421,7 +421,7 @@ static size_t send_next(struct cl_endpoint *endpoint, struct cl_send *send, uint
         out[i].droppable = out[i].droppable && packet >= fresh;
     if (path->sent.packets - path->sent.pings == 1)
         cl_endpoint_arm(endpoint, peer, cl_loss_pto_us(&path->loss, &path->sent, &path->rtt));
-    cl_queue_sent(&endpoint->queue, &peer->node, send);
+    cl_queue_sent(&endpoint->queue, &peer->node, send, out->payload_length < send->message.packet_bytes);
     if (!more) {
         cl_queue_remove(&endpoint->queue, &peer->node, send);
         cl_partial_run_out(endpoint, send);

@@ -2,6 +2,7 @@
 
 #include <string.h>
 
+#include "kernels/prefetch.h"
 #include "protocol/credit.h"
 #include "protocol/messages.h"
 #include "protocol/partial.h"
@@ -25,10 +26,12 @@ static enum cl_placed place(struct cl_endpoint *endpoint, struct cl_receive *rec
         endpoint->lacking = peer->lacking;
     endpoint->stats.payload_bytes_received += length;
     const struct cl_sink *sink = &receive->sink;
-    if (length && sink->deliver != NULL)
+    if (length && sink->deliver != NULL) {
         sink->deliver(sink->target, start, payload, length, sink->argument);
-    else if (length)
+    } else if (length) {
         memcpy(sink->target + start, payload, length);
+        cl_prefetch((uintptr_t)sink->target + end, length); /* of the next packet: see the executor's deliver_reduce */
+    }
     if (cl_message_complete(message)) {
         cl_history_add(&peer->history, &message->id);
         cl_partial_complete(endpoint, receive);

@@ -10,6 +10,7 @@ static void enter(struct cl_queue *queue, struct cl_queue_node *node, int class)
 {
     struct cl_queue_class *own = &node->classes[class];
     struct cl_queue_node *turn = queue->turn[class];
+    own->left = 0;
     if (turn == NULL) {
         own->previous = own->next = node;
         queue->turn[class] = node;
@@ -70,12 +71,18 @@ struct cl_send *cl_queue_next(const struct cl_queue *queue)
     return cl_message_as_send(queue->turn[class]->classes[class].sends.first);
 }
 
-void cl_queue_sent(struct cl_queue *queue, struct cl_queue_node *node, const struct cl_send *send)
+void cl_queue_sent(struct cl_queue *queue, struct cl_queue_node *node, const struct cl_send *send, bool is_short)
 {
+    struct cl_queue_class *own = &node->classes[send->priority];
+    uint32_t limit = cl_queue_turn_limit(queue), packets = ++queue->turn_packets;
+    uint32_t left = packets < limit ? limit - packets : 0;
     queue->packets++;
-    if (++queue->turn_packets < cl_queue_turn_limit(queue))
+    if (left > 0 && (!is_short || limit == CL_QUEUE_TURN || left >= limit / 2))
         return;
-    cl_queue_give_turn(queue, node->classes[send->priority].next, send->priority);
+    own->left += left;
+    bool again = own->left >= limit;
+    own->left -= again ? limit : 0;
+    cl_queue_give_turn(queue, again ? node : own->next, send->priority);
 }
 
 void cl_queue_block(struct cl_queue *queue, struct cl_queue_node *node, uint8_t class)

@@ -4,10 +4,11 @@
  * Priority is strict over all messages of the endpoint, packet by packet. Within a class the peers take turns, and the
  * messages of a peer go by their order: the smallest first, equal ones first in, first out. A message with lost packets
  * goes before all that wait. The packets of a turn leave as one super-packet (wire/udp.c): that is much cheaper, so on
- * fast links a turn is longer, as the caller says. One packet in CL_QUEUE_GUARD is
- * the guard's: it goes to the least urgent class with data, so that no class starves. A blocked peer (no window, no
- * tokens) has no turns until it is unblocked: it costs nothing and delays nobody. A class may be blocked while more
- * urgent classes of the same peer are not.
+ * fast links a turn is longer, as the caller says. A short packet, the last one of most messages, ends the
+ * super-packet: if less than half of a long turn is left then, the turn ends, too, and the peer has the rest later, as
+ * a further turn. One packet in CL_QUEUE_GUARD is the guard's: it goes to the least urgent class with data, so that no
+ * class starves. A blocked peer (no window, no tokens) has no turns until it is unblocked: it costs nothing and delays
+ * nobody. A class may be blocked while more urgent classes of the same peer are not.
  */
 #pragma once
 
@@ -26,6 +27,7 @@ struct cl_queue_node;
 struct cl_queue_class {
     struct cl_message_list sends;
     struct cl_queue_node *previous, *next; /* the ring of peers that have a turn in this class */
+    uint32_t left;                         /* packets of its turns that it has not sent yet */
 };
 
 /* One peer's place in the queue. */
@@ -57,8 +59,8 @@ static inline uint8_t cl_queue_first_class(const struct cl_queue *queue)
     return (uint8_t)__builtin_ctz(queue->classes | 1u << CL_CLASSES_BETWEEN_HOSTS);
 }
 /* Moves the turn on after a packet of `send` was sent, a message in `node` of the class of cl_queue_next's. It is
- * called before the message is removed. */
-void cl_queue_sent(struct cl_queue *queue, struct cl_queue_node *node, const struct cl_send *send);
+ * called before the message is removed. is_short: no further packet fits into the super-packet. */
+void cl_queue_sent(struct cl_queue *queue, struct cl_queue_node *node, const struct cl_send *send, bool is_short);
 /* Whether the next packet is the first of a turn. */
 static inline bool cl_queue_turn_begins(const struct cl_queue *queue)
 {

@@ -18,12 +18,17 @@ static void start(void)
     }
 }
 
+static int send_of(bool is_short)
+{
+    struct cl_send *send = cl_queue_next(&queue);
+    cl_queue_sent(&queue, &nodes[send->message.peer], send, is_short);
+    return send->message.peer;
+}
+
 /* Sends one packet of the next message; returns its peer. */
 static int send_one(void)
 {
-    struct cl_send *send = cl_queue_next(&queue);
-    cl_queue_sent(&queue, &nodes[send->message.peer], send);
-    return send->message.peer;
+    return send_of(false);
 }
 
 TEST(test_fifo_and_front)
@@ -94,6 +99,89 @@ TEST(test_length_of_a_turn)
     for (int i = 0; i < CL_QUEUE_TURN; i++)
         CHECK_EQ(send_one(), 0);
     CHECK_EQ(send_one(), 2);
+}
+
+/* Sends a message of so many packets, the last of them a short one, but no packet after the end of a turn. Returns the
+ * packets. */
+static int send_message(int peer, int packets)
+{
+    for (int i = 1; i <= packets; i++) {
+        CHECK_EQ(send_of(i == packets), peer);
+        if (cl_queue_turn_begins(&queue))
+            return i;
+    }
+    return packets;
+}
+
+/* A short packet ends a long turn of which less than half is left. The rest is not lost: it is sent in further turns.
+ */
+TEST(test_a_short_packet_ends_a_turn)
+{
+    enum { LIMIT = 10 };
+    start();
+    for (int i = 0; i < 2; i++)
+        cl_queue_push(&queue, &nodes[i], &sends[i][0], false);
+    queue.turn_limit = LIMIT;
+    CHECK_EQ(send_message(0, 5), 5);
+    CHECK(!cl_queue_turn_begins(&queue)); /* half is left */
+    CHECK_EQ(send_message(0, 1), 1);
+    CHECK(cl_queue_turn_begins(&queue)); /* 4 are left */
+    CHECK_EQ(send_message(1, LIMIT), LIMIT);
+    CHECK_EQ(send_message(0, 7), 7); /* 3 more */
+    CHECK_EQ(send_message(1, LIMIT), LIMIT);
+    CHECK_EQ(send_message(0, 7), 7); /* 3 more: as many as a turn */
+    CHECK_EQ(send_message(0, LIMIT), LIMIT);
+    CHECK_EQ(send_message(1, LIMIT), LIMIT); /* both have had three turns */
+}
+
+/* Whatever the length of their messages, all peers send equally much. */
+TEST(test_peers_with_short_messages_send_as_much)
+{
+    enum { LIMIT = 32, PACKETS = 100000 };
+    for (int length = 1; length <= 2 * LIMIT; length++) {
+        start();
+        int sent[PEERS] = {0}, lengths[PEERS] = {length, 1000, 17};
+        for (int i = 0; i < PEERS; i++)
+            cl_queue_push(&queue, &nodes[i], &sends[i][0], false);
+        queue.turn_limit = LIMIT;
+        for (int i = 0; i < PACKETS; i++) {
+            uint16_t peer = cl_queue_next(&queue)->message.peer;
+            sent[peer]++;
+            send_of(sent[peer] % lengths[peer] == 0);
+        }
+        for (int i = 0; i < PEERS; i++)
+            CHECK(sent[i] > PACKETS / PEERS - 3 * LIMIT && sent[i] < PACKETS / PEERS + 3 * LIMIT);
+    }
+}
+
+/* What a peer has left is forgotten once it has nothing to send. */
+TEST(test_nothing_is_left_of_old_turns)
+{
+    enum { LIMIT = 10 };
+    start();
+    for (int i = 0; i < 2; i++)
+        cl_queue_push(&queue, &nodes[i], &sends[i][0], false);
+    queue.turn_limit = LIMIT;
+    for (int i = 0; i < 2; i++) {
+        CHECK_EQ(send_message(0, 6), 6);
+        CHECK_EQ(send_message(1, LIMIT), LIMIT);
+    }
+    cl_queue_remove(&queue, &nodes[0], &sends[0][0]);
+    cl_queue_push(&queue, &nodes[0], &sends[0][0], false);
+    CHECK_EQ(send_message(1, LIMIT), LIMIT);
+    CHECK_EQ(send_message(0, 6), 6);
+    CHECK_EQ(send_message(1, LIMIT), LIMIT); /* and not 0 again, which had left 12 */
+}
+
+/* Short turns, as slow links have them, do not end earlier. */
+TEST(test_a_short_packet_ends_no_short_turn)
+{
+    start();
+    for (int i = 0; i < 2; i++)
+        cl_queue_push(&queue, &nodes[i], &sends[i][0], false);
+    for (int i = 0; i < CL_QUEUE_TURN; i++)
+        CHECK_EQ(send_of(true), 0);
+    CHECK_EQ(send_one(), 1);
 }
 
 TEST(test_priority_is_strict_but_for_the_guard)
