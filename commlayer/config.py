@@ -339,6 +339,11 @@ SECTIONS: dict[str, Any] = {PROCESS: Config, "policy": Policy, "ddp": Ddp}
 """The sections of a file of settings."""
 
 
+def _meant(given: str, known: Mapping[str, str]) -> str:
+    """A question after a name that resembles this one; empty: none does. `known`: names by what they resemble."""
+    return "".join(f"did you mean {known[near]}? " for near in difflib.get_close_matches(given, known, 1))
+
+
 def sources(file: config_file.ConfigFile, environ: Mapping[str, str]) -> dict[str, dict[str, Found]]:
     """The value of every setting, and its source, by section and name.
 
@@ -347,10 +352,11 @@ def sources(file: config_file.ConfigFile, environ: Mapping[str, str]) -> dict[st
     by_section = {section: [row.name for row in rows(kind)] for section, kind in SECTIONS.items()}
     known = [variable(name, section) for section, names in by_section.items() for name in names]
     known.append(config_file.VARIABLE)
+    short = {name.upper(): variable(name, section) for section, names in by_section.items() for name in names}
     inside = commlayer_environment.TRIAL  # commlayer's own, no setting
     for name, given in environ.items():
         if name.startswith(_PREFIX) and given.strip() and name not in (*known, inside):
-            meant = "".join(f"did you mean {near}? " for near in difflib.get_close_matches(name, known, 1))
+            meant = _meant(name.removeprefix(_PREFIX), {each.removeprefix(_PREFIX): each for each in known} | short)
             raise ConfigError(f"{name}={given.strip()}: there is no such setting; {meant}known: {', '.join(known)}")
     for section, entries in file.sections.items():
         if section not in SECTIONS:
@@ -358,8 +364,10 @@ def sources(file: config_file.ConfigFile, environ: Mapping[str, str]) -> dict[st
             raise ConfigError(f"{file.path}: [{section}]: there is no such section; use {shown}")
         for name in entries:
             if name not in by_section[section]:
-                home = next((other for other, names in by_section.items() if name in names), None)
-                remedy = f"it belongs into [{home}]" if home else f"known: {', '.join(by_section[section])}"
+                names = by_section[section]
+                home = next((other for other, others in by_section.items() if name in others), None)
+                meant = _meant(name, dict(zip(names, names, strict=True)))
+                remedy = f"it belongs into [{home}]" if home else f"{meant}known: {', '.join(names)}"
                 raise ConfigError(f"{file.path}: [{section}] {name}: there is no such setting; {remedy}")
     return {
         section: find(

@@ -253,7 +253,7 @@ def test_the_file_has_a_section_for_each_class(tmp_path: Path) -> None:
     ("text", "told"),
     [
         ("[proces]\nports = 2", r"\[proces\]: there is no such section; use \[process\], \[policy\], \[ddp\]"),
-        ("[process]\nport = 2", r"\[process\] port: there is no such setting; known: ifname, wire"),
+        ("[process]\nport = 2", r"\[process\] port: there is no such setting; did you mean ports\? known: ifname"),
         ("[process]\ntrial = '/tmp'", r"\[process\] trial: there is no such setting"),
         ("[process]\ncodec = 'int8'", r"\[process\] codec: there is no such setting; it belongs into \[policy\]"),
         ("[policy]\ncodec = 'int9'", r"\[policy\] codec = 'int9': use one of none, f16"),
@@ -264,6 +264,20 @@ def test_the_file_has_a_section_for_each_class(tmp_path: Path) -> None:
 def test_faults_name_the_file_the_key_and_the_remedy(text: str, told: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"job.toml: .*{told}"):
         job(text, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("COMMLAYER_PROTS", "COMMLAYER_PORTS"),
+        ("COMMLAYER_CODEC", "COMMLAYER_POLICY_CODEC"),
+        ("COMMLAYER_LOSS_BOND", "COMMLAYER_POLICY_LOSS_BOUND"),
+        ("COMMLAYER_DDP_BUCKET", "COMMLAYER_DDP_BUCKET_MB"),
+    ],
+)
+def test_a_variable_that_does_not_exist_reminds_of_one_that_does(given: str, meant: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{given}=1: there is no such setting; did you mean {meant}\? known: "):
+        config.of_job({given: "1"})
 
 
 def test_disable_may_be_in_the_file(tmp_path: Path) -> None:
