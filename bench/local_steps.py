@@ -67,8 +67,9 @@ LOCAL_CODEC = f"{LOCAL_AUTO}, with the hook's auto"
 """`every="auto"` whose exact steps have the policy of the hook: where H is 1, its steps are those of the hook."""
 EVERY = (1, 4, 8, 16, 32, 64)
 PERIODS = (8, 16, 32)
-SETTLE = 14
-"""Steps in which `auto` tries its candidates."""
+STEADY: dict[str, Any] = {"warm_up": 22, "steps": 24}
+"""Of all that have the hook's `auto`, which has tried its candidates by then. Some later steps are trials of other
+codecs: a shorter window may have none of them."""
 
 
 def jobs_of() -> list[Job]:
@@ -77,10 +78,10 @@ def jobs_of() -> list[Job]:
         Job(ALONE, is_alone=True),
         Job("gloo, cubic f32", "gloo", "cubic", warm_up=3, steps=4),
         *(Job(f"gloo, {cc} bf16", "gloo", cc, "bf16", warm_up=3) for cc in ("cubic", "bbr")),
-        Job(AUTO, policy={"codec": "auto"}, warm_up=SETTLE),
-        Job(STATE, policy={"codec": "auto", "allow_state": True, "exact_steps": 3}, warm_up=SETTLE),
+        Job(AUTO, policy={"codec": "auto"}, **STEADY),
+        Job(STATE, policy={"codec": "auto", "allow_state": True, "exact_steps": 3}, **STEADY),
         Job(LOCAL_AUTO, local={"every": "auto"}, warm_up=8, steps=24),
-        Job(LOCAL_CODEC, policy={"codec": "auto"}, local={"every": "auto"}, warm_up=8 + SETTLE, steps=24),
+        Job(LOCAL_CODEC, policy={"codec": "auto"}, local={"every": "auto"}, **STEADY),
         *(Job(name_of(h), local={"every": h, "fragments": min(4, h)}, warm_up=1, steps=24) for h in EVERY),
         *(Job(f"LocalSGD on gloo, H {h}", "gloo", "cubic", period=h, warm_up=1, steps=2 * h) for h in PERIODS),
     ]
