@@ -43,7 +43,7 @@ static int wait_for(struct cl_member *member, const struct cl_operation *operati
     int status = CL_OK;
     note_waits(member, operation, true);
     while (!cl_host_queue_reached(queue, index, value)) {
-        status = cl_group_check_wait(&member->group, class, index, value, now, deadline_us);
+        status = cl_group_check_host(&member->group, operation, now, deadline_us);
         if (status != CL_OK)
             break;
         uint64_t left = deadline_us - now < CL_SLEEP_MAX_US ? deadline_us - now : CL_SLEEP_MAX_US;
@@ -89,7 +89,7 @@ int cl_host_wait_run(struct cl_member *member, struct cl_operation *operation)
     const struct cl_host_turn *turn = &operation->turn;
     uint32_t behind = 0;
     bool host = operation->plan->uses_host;
-    int status = cl_group_check_wait(group, turn->class, UINT32_MAX, 0, 0, UINT64_MAX);
+    int status = cl_group_check(group);
     while (status == CL_OK && host && !cl_host_queues_gate_is_open(&group->host_queues, turn, &behind))
         status = wait_for(member, operation, behind, turn->gate);
     if (status == CL_OK)

@@ -197,22 +197,66 @@ static int heard(struct cl_group *group)
     return atomic_load(&group->status);
 }
 
-int cl_group_check_wait(struct cl_group *group, uint32_t class, uint32_t index, uint32_t value, uint64_t now_us,
-                        uint64_t deadline_us)
+int cl_group_check(struct cl_group *group)
 {
     int status = atomic_load(&group->status);
-    if (status == CL_OK)
-        status = heard(group);
-    if (status != CL_OK || index == UINT32_MAX)
-        return status;
-    status = cl_host_queues_doubt(&group->host_queues, class, index, value, now_us);
+    return status == CL_OK ? heard(group) : status;
+}
+
+/* Whether the wait for one local rank is in vain: see cl_group_check_host. */
+static int check_rank(struct cl_group *group, uint32_t class, uint32_t index, uint32_t value, uint64_t now_us)
+{
+    int status = cl_host_queues_doubt(&group->host_queues, class, index, value, now_us);
     if (status == CL_EPEERLOST && heard(group) != CL_OK) /* a rank that leaves aborts the group just before */
         return atomic_load(&group->status);
-    if (status == CL_OK && now_us >= deadline_us)
-        status = CL_ETIMEDOUT;
     if (status != CL_OK)
         cl_group_fail(group, status, group->host_queues.local[index]);
     return status;
+}
+
+/* Whether the gate of an operation stays closed, because one of the ranks that have not come there will not come: the
+ * first of them may only be late. *late: that one. */
+static int check_gate(struct cl_group *group, const struct cl_host_turn *turn, uint64_t now_us, uint32_t *late)
+{
+    const struct cl_host_queue *queue = &group->host_queues.queues[turn->class];
+    int status = CL_OK;
+    for (uint32_t i = 0; i < group->host_queues.local_count && status == CL_OK; i++) {
+        if (cl_host_queue_reached(queue, i, turn->gate))
+            continue;
+        *late = *late == UINT32_MAX ? i : *late;
+        status = check_rank(group, turn->class, i, turn->gate, now_us);
+    }
+    return status;
+}
+
+/* The same once it has opened: also for ranks that the operation only waits for after others. */
+static int check_awaited(struct cl_group *group, const struct cl_operation *operation, uint64_t now_us, uint32_t *late)
+{
+    struct cl_host_queues *queues = &group->host_queues;
+    uint32_t class = operation->turn.class, rank, value;
+    int status = CL_OK;
+    for (uint32_t n = 0; status == CL_OK && cl_executor_awaits(operation->executor, n, &rank, &value); n++) {
+        *late = *late == UINT32_MAX ? queues->index[rank] : *late;
+        status = check_rank(group, class, queues->index[rank], value, now_us);
+    }
+    for (uint32_t i = 0; i < queues->local_count && status == CL_OK; i++)
+        if (atomic_load(&queues->lost[i]) && cl_executor_needs(operation->executor, queues->local[i], &value))
+            status = check_rank(group, class, i, value, now_us);
+    return status;
+}
+
+int cl_group_check_host(struct cl_group *group, const struct cl_operation *operation, uint64_t now_us,
+                        uint64_t deadline_us)
+{
+    uint32_t late = UINT32_MAX;
+    int status = cl_group_check(group);
+    if (status == CL_OK)
+        status = operation->executor == NULL ? check_gate(group, &operation->turn, now_us, &late)
+                                             : check_awaited(group, operation, now_us, &late);
+    if (status != CL_OK || late == UINT32_MAX || now_us < deadline_us)
+        return status;
+    cl_group_fail(group, CL_ETIMEDOUT, group->host_queues.local[late]);
+    return CL_ETIMEDOUT;
 }
 
 static void await_list(const struct cl_operation *first, uint8_t *awaited)
@@ -400,26 +444,6 @@ static bool may_run(const struct cl_group *group, const struct cl_operation *ope
            cl_host_queues_gate_is_open(&group->host_queues, &operation->turn, &behind);
 }
 
-/* Fails the group if a local rank, for which the operation waits, cannot come any more. Returns the group's status. */
-static int check_host(struct cl_group *group, const struct cl_operation *operation, uint64_t now_us)
-{
-    const struct cl_host_turn *turn = &operation->turn;
-    uint32_t rank, value, behind;
-    if (!operation->plan->uses_host)
-        return CL_OK;
-    if (operation->executor == NULL) {
-        bool open = cl_host_queues_gate_is_open(&group->host_queues, turn, &behind);
-        return cl_group_check_wait(group, turn->class, open ? UINT32_MAX : behind, turn->gate, now_us, UINT64_MAX);
-    }
-    for (uint32_t i = 0; cl_executor_awaits(operation->executor, i, &rank, &value); i++) {
-        uint32_t index = group->host_queues.index[rank];
-        int status = cl_group_check_wait(group, turn->class, index, value, now_us, UINT64_MAX);
-        if (status != CL_OK)
-            return status;
-    }
-    return CL_OK;
-}
-
 /* Takes an operation out of its list. */
 static struct cl_operation *leave(struct cl_operation_list *list, struct cl_operation **at)
 {
@@ -480,7 +504,8 @@ static int advance(struct cl_group *group, struct cl_operation *operation, bool 
         status = step_operation(group, operation, budget, progress);
     progress->starts -= starts && progress->starts > 0;
     /* The others of a queue wait for the first one. */
-    if (status == CL_EAGAIN && first && check_host(group, operation, now_us) != CL_OK)
+    if (status == CL_EAGAIN && first && operation->plan->uses_host &&
+        cl_group_check_host(group, operation, now_us, UINT64_MAX) != CL_OK)
         return CL_EABORTED;
     if (status == CL_EAGAIN && now_us >= operation->deadline_us)
         status = CL_ETIMEDOUT;

@@ -89,9 +89,11 @@ bool cl_group_may_sleep(struct cl_group *group);
 bool cl_group_arm_bells(struct cl_group *group, uint64_t now_us, uint64_t *deadline_us);
 /* A message of one of its operations ended. */
 void cl_group_complete(const struct cl_completion *completion);
-/* Looks whether a wait for local rank `index` to come to `value` in a class is in vain: then fails the group, and
- * returns the reason. CL_OK: wait on. The index UINT32_MAX: the wait has not begun. Any thread. */
-int cl_group_check_wait(struct cl_group *group, uint32_t class, uint32_t index, uint32_t value, uint64_t now_us,
+/* The group's status. First looks whether another rank of the host has failed the group. Any thread. */
+int cl_group_check(struct cl_group *group);
+/* Looks whether an operation in shared memory waits in vain for one of the local ranks that it waits for: then fails
+ * the group, and returns the reason. CL_OK: wait on. Only the thread that runs the operation. */
+int cl_group_check_host(struct cl_group *group, const struct cl_operation *operation, uint64_t now_us,
                         uint64_t deadline_us);
 
 /* Sets awaited[rank] to 1 for each rank that a plan in flight waits for and has not heard of, and for each rank of the

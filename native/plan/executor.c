@@ -510,6 +510,19 @@ bool cl_executor_awaits(const struct cl_executor *executor, uint32_t n, uint32_t
     return true;
 }
 
+bool cl_executor_needs(const struct cl_executor *executor, uint32_t rank, uint32_t *value)
+{
+    const struct cl_plan *plan = executor->config.plan;
+    uint32_t most = 0;
+    for (uint32_t i = 0; i < plan->step_count; i++) {
+        const struct cl_step *step = &plan->steps[i];
+        if (executor->pending[i] > 0 && step->kind == CL_AWAIT && step->peer == rank && step->message > most)
+            most = step->message;
+    }
+    *value = executor->host.base + most;
+    return most > 0;
+}
+
 void cl_executor_set_owner(struct cl_executor *executor, void *owner)
 {
     executor->owner = owner;

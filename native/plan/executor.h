@@ -89,5 +89,7 @@ int cl_executor_status(const struct cl_executor *executor);
 uint32_t cl_executor_culprit(const struct cl_executor *executor);
 /* The n-th unmet AWAIT: its rank and the counter value it needs; false when there are no more. */
 bool cl_executor_awaits(const struct cl_executor *executor, uint32_t n, uint32_t *rank, uint32_t *value);
+/* Whether steps that cannot begin yet await the host counter of this rank, and the largest value that they await. */
+bool cl_executor_needs(const struct cl_executor *executor, uint32_t rank, uint32_t *value);
 void cl_executor_set_owner(struct cl_executor *executor, void *owner);
 void *cl_executor_owner(const struct cl_executor *executor);

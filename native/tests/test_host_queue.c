@@ -104,16 +104,23 @@ TEST(test_close_under_a_caller)
     }
 }
 
+/* A process that is to be killed. */
+static pid_t start_child(void)
+{
+    pid_t child = fork();
+    if (child == 0)
+        for (;;)
+            pause();
+    return child;
+}
+
 TEST(test_deaths)
 {
     SCOPED_WORLD world = open_world(4, "none", 0);
     SCOPED_TEAM team = open_team(&world, 1, true);
     pid_t children[2];
     for (uint16_t i = 0; i < 2; i++) {
-        children[i] = fork();
-        if (children[i] == 0)
-            for (;;)
-                pause();
+        children[i] = start_child();
         CHECK_EQ(cl_engine_watch_process(world.engines[0], (uint16_t)(1 + i), children[i]), CL_OK);
     }
     CHECK_EQ(cl_engine_watch_process(world.engines[0], 1, children[0]), CL_OK); /* once is enough */
@@ -135,6 +142,65 @@ TEST(test_deaths)
     CHECK_EQ(cl_engine_watch_process(world.engines[0], 1, children[0]), CL_OK);
     job.team = &second;
     run_jobs(&job, 1);
+}
+
+enum waits { WAITS_FOR_NONE, WAITS_AT_ONCE, WAITS_IN_TURN };
+
+/* Posts, then waits for the other ranks: for all at once, for one after the other, or for none. */
+static cl_plan *plan_of_waits(uint32_t rank, enum waits waits)
+{
+    struct draft draft = {.rank = rank, .world_size = 3, .staging_bytes = STAGING};
+    uint32_t last = draft_add(&draft, (struct cl_step){.kind = CL_POST, .peer = rank, .message = 1}, DRAFT_NONE);
+    for (uint32_t other = 0; waits != WAITS_FOR_NONE && other < 3; other++) {
+        if (other == rank)
+            continue;
+        uint32_t step = draft_add(&draft, (struct cl_step){.kind = CL_AWAIT, .peer = other, .message = 1}, last);
+        last = waits == WAITS_IN_TURN ? step : last;
+    }
+    return draft_finish(&draft);
+}
+
+/* Runs operations of rank 1 until one of them fails, which is the `last` one. Rank 0 does not come, and rank 2 is dead.
+ */
+static void run_beside_a_death(enum waits waits, bool submits, uint32_t last)
+{
+    SCOPED_WORLD world = open_world(3, "none", 0);
+    SCOPED_TEAM team = open_team(&world, 1, true);
+    cl_plan_release(team.plans[1]);
+    team.plans[1] = plan_of_waits(1, waits);
+    pid_t child = start_child();
+    CHECK_EQ(cl_engine_watch_process(world.engines[1], 2, child), CL_OK);
+    kill(child, SIGKILL);
+    CHECK_EQ(waitpid(child, NULL, 0), child);
+    struct call *call = make_call(1, 1);
+    int status = CL_OK;
+    uint32_t rounds = 0, culprit = 9;
+    for (; status == CL_OK && rounds <= last; rounds++) {
+        cl_operation *operation;
+        if (submits) {
+            CHECK_EQ(submit_call(&team, 1, call, PATIENCE_US, &operation), CL_OK);
+            status = cl_operation_wait(operation, 0);
+            cl_operation_release(operation);
+        } else {
+            status = run_call(&team, 1, call, PATIENCE_US);
+        }
+    }
+    CHECK_EQ(rounds, last);
+    CHECK_EQ(status, CL_EPEERLOST);
+    CHECK_EQ(cl_group_status(team.groups[1], &culprit), CL_EPEERLOST);
+    CHECK_EQ(culprit, 2);
+    free(call);
+}
+
+/* The first rank that an operation waits for is only late. Another one that it waits for is dead: it does not wait
+ * until the first one comes, or until its timeout. */
+TEST(test_a_death_behind_a_late_rank)
+{
+    for (int submits = 0; submits < 2; submits++) {
+        run_beside_a_death(WAITS_AT_ONCE, submits, 1);
+        run_beside_a_death(WAITS_IN_TURN, submits, 1);
+        run_beside_a_death(WAITS_FOR_NONE, submits, 3); /* the gate opens for two operations */
+    }
 }
 
 /* ---- classes, with engines whose turns the test gives ---- */
