@@ -316,14 +316,16 @@ class Row(NamedTuple):
     @property
     def cells(self) -> list[str]:
         system, most = self.system, STEPS / LENGTHS[0]
-        factors = ", ".join(f"above {most:g}" if factor is None else f"{factor:.2f}" for factor in self.factors)
+        shown = [most if factor is None else factor for factor in self.factors]
+        spread = f" ({min(shown):.2f} to {max(shown):.2f})" if len(shown) > 1 else ""
+        factors = f"above {statistics.fmean(shown):.2f}" if None in self.factors else f"{self.factor:.2f}{spread}"
         if system.every:
             outer = Outer.default(system.turns)
             cells = [str(system.every), str(system.fragments), str(system.delay), system.codec]
             cells += [str(system.exact_steps), f"{outer.lr:g}, {outer.momentum:g}"]
         else:
             cells = ["exact", "", "", "", "", ""]
-        cells += [f"{system.rate:g}", factors, f"{statistics.fmean(self.differences):+.4f}"]
+        cells += [f"{system.rate:g}", str(len(self.seeds)), factors, f"{statistics.fmean(self.differences):+.4f}"]
         if len(self.seeds) < 2:
             return [*cells, "", "open"]
         found = Equivalence.of(self.differences, MARGIN)
@@ -340,7 +342,7 @@ def rows_of(content: Mapping[str, Any], name: str, optimizer: str) -> list[Row]:
 
 def table(content: Mapping[str, Any]) -> str:
     """The table of the page, as Markdown: only from the results."""
-    columns = ["H", "fragments", "delay", "codec", "exact steps first", "outer", "learning rate", "factor, by seed"]
+    columns = ["H", "fragments", "delay", "codec", "exact steps first", "outer", "learning rate", "seeds", "factor"]
     columns += ["difference of loss", "90 % interval", f"within ±{MARGIN} nats"]
     parts = []
     for name in MODELS:
@@ -351,7 +353,7 @@ def table(content: Mapping[str, Any]) -> str:
                 continue
             found = max(len(row.seeds) for row in rows)
             missing = len(systems_of(EVERY, STARTS)) - len(rows)
-            sentence = f"{found} of {len(SEEDS)} seeds. {missing} rows were not measured."
+            sentence = f"Rows have up to {found} of {len(SEEDS)} seeds. {missing} rows were not measured."
             made = markdown(columns, [row.cells for row in rows])
             parts.append(f"### {name}, {optimizer}\n\n{made}\n\n{sentence}")
     if "machine" in content:

@@ -82,7 +82,15 @@ def test_a_loss_above_all_exact_ones_has_no_factor() -> None:
     row = Row.of(LOCAL, runs_of(2, 0.2))
     assert row is not None
     assert row.factor is None
-    assert row.cells[7] == "above 3, above 3"
+    assert row.cells[7:9] == ["2", "above 3.00"]
+
+
+def test_a_factor_has_its_range() -> None:
+    row = Row.of(LOCAL, runs_of(2, 0.01))
+    assert row is not None
+    assert row.factor is not None
+    low, high = sorted(factor for factor in row.factors if factor is not None)
+    assert row.cells[8] == f"{row.factor:.2f} ({low:.2f} to {high:.2f})"
 
 
 def test_table_leaves_out_what_was_not_measured() -> None:
