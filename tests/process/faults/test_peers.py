@@ -80,6 +80,18 @@ def _killed_before_small(rank: int, size: int) -> Seen:
     return witness(small)
 
 
+def _killed_behind_a_late_rank(rank: int, size: int) -> Seen:
+    """The others wait for rank 0 first, which does not come before they have noticed."""
+    begin(rank, size)
+    if rank == size - 1:
+        die()
+    if rank == 0:
+        meeting().wait([f"noticed {other}" for other in range(1, size - 1)])
+    seen = witness(small)
+    meeting().set(f"noticed {rank}", "")
+    return seen
+
+
 def expect_loss(site: Site, outcomes: list[ranks.Outcome], fault: str, victim: int, *, leaves: bool = False) -> None:
     seen = survived(outcomes, victim)
     for rank, outcome in seen.items():
@@ -105,8 +117,9 @@ def expect_loss(site: Site, outcomes: list[ranks.Outcome], fault: str, victim: i
         (_killed_idle, "kill -9 of an idle rank"),
         (_killed_in_large, "kill -9 in a 64 MiB all-reduce"),
         (_killed_before_small, "kill -9 while the others wait"),
+        (_killed_behind_a_late_rank, "kill -9 while another rank is late"),
     ],
-    ids=["idle", "large", "small"],
+    ids=["idle", "large", "small", "late"],
 )
 def test_a_killed_rank_is_lost_to_all(site: Site, body: Callable[..., Seen], fault: str) -> None:
     victim = site.size - 1
