@@ -24,7 +24,7 @@ enum {
     LINGER_QUIET_US = 20000,
     LINGER_QUIETS_MAX = 15, /* but for at most so many such times */
     RECEIVE_BATCHES = 8,    /* received before the next send */
-    SEND_BATCHES = 8,       /* sent before the next receive */
+    SEND_BATCHES = 4,       /* sent before the next receive */
     /* Nobody polls the ports for this time after a calling thread has done so, which mostly comes back; */
     GRACE_US = 1000,
     GRACE_IN_FLIGHT_US = 100, /* or for this, while operations are in flight, whose packets may come. */
