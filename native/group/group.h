@@ -91,8 +91,8 @@ bool cl_group_arm_bells(struct cl_group *group, uint64_t now_us, uint64_t *deadl
 void cl_group_complete(const struct cl_completion *completion);
 /* The group's status. First looks whether another rank of the host has failed the group. Any thread. */
 int cl_group_check(struct cl_group *group);
-/* Looks whether an operation in shared memory waits in vain for one of the local ranks that it waits for: then fails
- * the group, and returns the reason. CL_OK: wait on. Only the thread that runs the operation. */
+/* Looks whether a local rank that an operation in shared memory waits for will never come: then fails the group, and
+ * returns the reason. CL_OK: wait on. Only the thread that runs the operation. */
 int cl_group_check_host(struct cl_group *group, const struct cl_operation *operation, uint64_t now_us,
                         uint64_t deadline_us);
 

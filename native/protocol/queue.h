@@ -27,7 +27,7 @@ struct cl_queue_node;
 struct cl_queue_class {
     struct cl_message_list sends;
     struct cl_queue_node *previous, *next; /* the ring of peers that have a turn in this class */
-    uint32_t left;                         /* packets of its turns that it has not sent yet */
+    uint32_t left; /* unused packets of earlier turns; as many as a turn has are one more turn */
 };
 
 /* One peer's place in the queue. */
@@ -58,8 +58,9 @@ static inline uint8_t cl_queue_first_class(const struct cl_queue *queue)
 {
     return (uint8_t)__builtin_ctz(queue->classes | 1u << CL_CLASSES_BETWEEN_HOSTS);
 }
-/* Moves the turn on after a packet of `send` was sent, a message in `node` of the class of cl_queue_next's. It is
- * called before the message is removed. is_short: no further packet fits into the super-packet. */
+/* Moves the turn on after a packet of `send` was sent, which is in `node`, in the class of the message that
+ * cl_queue_next returned. It is called before the message is removed. is_short: no further packet fits into the
+ * super-packet. */
 void cl_queue_sent(struct cl_queue *queue, struct cl_queue_node *node, const struct cl_send *send, bool is_short);
 /* Whether the next packet is the first of a turn. */
 static inline bool cl_queue_turn_begins(const struct cl_queue *queue)

@@ -163,7 +163,7 @@ class Site:
             if own is None:
                 raise
             if _is_passing(own):
-                raise error from own  # the other sites go on; why this one does not is an error of its own
+                raise error from own  # the other sites go on; this one fails for another reason
             raise own from error
         if not has_failed:
             return result
