@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ...errors import AbortedError, CommError, ConfigError, MismatchError
+from ...errors import AbortedError, CommError, ConfigError, MismatchError, OperationTimeoutError
 from ..gradients.fsdp import sharded_modules
 from ..gradients.hook_group import plain_all_gather
 from ..group.backend import CommProcessGroup
@@ -162,7 +162,7 @@ class Site:
         except Exception as error:
             if own is None:
                 raise
-            if _is_passing(own):
+            if _is_passing(own) and isinstance(error, OperationTimeoutError):
                 raise error from own  # the other sites go on; this one fails for another reason
             raise own from error
         if not has_failed:

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import pytest
 
-from commlayer import AbortedError, CommError, ConfigError, OperationTimeoutError
+from commlayer import AbortedError, CommError, ConfigError, OperationTimeoutError, PeerLostError
 from commlayer.frontend.local.site import Site
+
+LATE = OperationTimeoutError("rank 0 did not come")
 
 
 class Apart(Site):
-    """A site of two ranks, of which the other one does not come."""
+    """A site of two ranks, which cannot tell each other anything."""
 
-    def __init__(self) -> None:
+    def __init__(self, why: CommError) -> None:
         super().__init__(ranks=(0, 1))
+        self._why = why
 
     def has_any(self, _: bool) -> bool:
-        raise OperationTimeoutError("rank 0 did not come")
+        raise type(self._why)(str(self._why))
 
 
-def ends(error: CommError | None) -> CommError:
+def ends(error: CommError | None, why: CommError = LATE) -> CommError:
     """What a rank raises that has found this error."""
 
     def call() -> None:
@@ -26,7 +29,7 @@ def ends(error: CommError | None) -> CommError:
             raise error
 
     with pytest.raises(CommError) as caught:
-        Apart().agreed(call)
+        Apart(why).agreed(call)
     return caught.value
 
 
@@ -35,6 +38,12 @@ def test_a_rank_whose_mate_does_not_come_names_that_mate_and_not_a_death_elsewhe
     found = ends(elsewhere)
     assert isinstance(found, OperationTimeoutError)
     assert found.__cause__ is elsewhere
+
+
+def test_a_rank_whose_mate_has_died_raises_what_it_has_found() -> None:
+    """Its error may say already that the other sites have gone on, and why."""
+    found = PeerLostError("rank 0 of its site died, and rank(s) 2, 3 go on")
+    assert ends(found, PeerLostError("rank 0 died")) is found
 
 
 def test_an_error_that_ends_the_training_is_raised_with_that_of_the_site_as_its_cause() -> None:
