@@ -69,13 +69,20 @@ static void take_ports(const struct world *world, uint32_t rank)
     await_leaving(world, rank);
 }
 
-/* Whether the engine's thread polls the sockets, or will by then. */
+/* Whether the engine's thread polls the sockets, or will by then, or at once because it has been woken. It is asked for
+ * as long: the thread may just be about to see that it has the ports again. */
 static bool returns(const struct world *world, uint32_t rank, uint64_t soon_us)
 {
     cl_engine *engine = world->engines[rank];
-    pthread_mutex_lock(&engine->core);
-    bool soon = !atomic_load(&engine->leaves_ports) || engine->sleeps_until_us <= cl_now_us() + soon_us;
-    pthread_mutex_unlock(&engine->core);
+    struct pollfd rings = {.fd = engine->wake_fd, .events = POLLIN};
+    uint64_t start_us = cl_now_us();
+    bool soon;
+    do {
+        pthread_mutex_lock(&engine->core);
+        soon = !atomic_load(&engine->leaves_ports) || engine->sleeps_until_us <= cl_now_us() + soon_us ||
+               poll(&rings, 1, 0) > 0;
+        pthread_mutex_unlock(&engine->core);
+    } while (!soon && cl_now_us() - start_us < soon_us);
     return soon;
 }
 
