@@ -18,6 +18,15 @@ static void start(void)
     }
 }
 
+/* The first peers have a message each. */
+static void start_with(int peers, uint32_t turn_limit)
+{
+    start();
+    for (int i = 0; i < peers; i++)
+        cl_queue_push(&queue, &nodes[i], &sends[i][0], false);
+    queue.turn_limit = turn_limit;
+}
+
 static int send_of(bool is_short)
 {
     struct cl_send *send = cl_queue_next(&queue);
@@ -69,10 +78,8 @@ TEST(test_order_within_a_class)
 
 TEST(test_peers_take_turns)
 {
-    start();
     int sent[PEERS] = {0};
-    for (int i = 0; i < PEERS; i++)
-        cl_queue_push(&queue, &nodes[i], &sends[i][0], false);
+    start_with(PEERS, 0);
     for (int i = 0; i < PEERS * CL_QUEUE_TURN * 10; i++)
         sent[send_one()]++;
     for (int i = 0; i < PEERS; i++)
@@ -83,10 +90,7 @@ TEST(test_peers_take_turns)
  * its turn, and the next peer has a whole one. */
 TEST(test_length_of_a_turn)
 {
-    start();
-    for (int i = 0; i < PEERS; i++)
-        cl_queue_push(&queue, &nodes[i], &sends[i][0], false);
-    queue.turn_limit = 10;
+    start_with(PEERS, 10);
     for (int i = 0; i < 10; i++)
         CHECK_EQ(send_one(), 0);
     CHECK(cl_queue_turn_begins(&queue));
@@ -118,10 +122,7 @@ static int send_message(int peer, int packets)
 TEST(test_a_short_packet_ends_a_turn)
 {
     enum { LIMIT = 10 };
-    start();
-    for (int i = 0; i < 2; i++)
-        cl_queue_push(&queue, &nodes[i], &sends[i][0], false);
-    queue.turn_limit = LIMIT;
+    start_with(2, LIMIT);
     CHECK_EQ(send_message(0, 5), 5);
     CHECK(!cl_queue_turn_begins(&queue)); /* half is left */
     CHECK_EQ(send_message(0, 1), 1);
@@ -139,11 +140,8 @@ TEST(test_peers_with_short_messages_send_as_much)
 {
     enum { LIMIT = 32, PACKETS = 100000 };
     for (int length = 1; length <= 2 * LIMIT; length++) {
-        start();
         int sent[PEERS] = {0}, lengths[PEERS] = {length, 1000, 17};
-        for (int i = 0; i < PEERS; i++)
-            cl_queue_push(&queue, &nodes[i], &sends[i][0], false);
-        queue.turn_limit = LIMIT;
+        start_with(PEERS, LIMIT);
         for (int i = 0; i < PACKETS; i++) {
             uint16_t peer = cl_queue_next(&queue)->message.peer;
             sent[peer]++;
@@ -158,10 +156,7 @@ TEST(test_peers_with_short_messages_send_as_much)
 TEST(test_nothing_is_left_of_old_turns)
 {
     enum { LIMIT = 10 };
-    start();
-    for (int i = 0; i < 2; i++)
-        cl_queue_push(&queue, &nodes[i], &sends[i][0], false);
-    queue.turn_limit = LIMIT;
+    start_with(2, LIMIT);
     for (int i = 0; i < 2; i++) {
         CHECK_EQ(send_message(0, 6), 6);
         CHECK_EQ(send_message(1, LIMIT), LIMIT);
@@ -176,9 +171,7 @@ TEST(test_nothing_is_left_of_old_turns)
 /* Short turns, as slow links have them, do not end earlier. */
 TEST(test_a_short_packet_ends_no_short_turn)
 {
-    start();
-    for (int i = 0; i < 2; i++)
-        cl_queue_push(&queue, &nodes[i], &sends[i][0], false);
+    start_with(2, 0);
     for (int i = 0; i < CL_QUEUE_TURN; i++)
         CHECK_EQ(send_of(true), 0);
     CHECK_EQ(send_one(), 1);

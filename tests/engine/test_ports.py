@@ -94,16 +94,16 @@ def test_each_pair_of_sockets_is_a_path(world: World) -> None:
 def test_a_link_that_loses_all_packets_is_given_up(world: World) -> None:
     with Link(world, 1, None) as link, world.open_group() as team:
 
-        def is_given_up() -> bool:
+        def it_alone_is_given_up() -> bool:
             reduce_both(world, team)  # which path a packet takes is chance: it may be another one for a whole operation
-            return bool(world.engines[0].paths(1)[1]["is_dead"])
+            return [path["is_dead"] for path in world.engines[0].paths(1)] == [0, 1, 0, 0]
 
-        until(is_given_up)
+        # While the other engine has no core, a path that works may seem dead: it comes back.
+        until(it_alone_is_given_up)
         reduce_both(world, team)
         paths = world.engines[0].paths(1)
-        assert [path["is_dead"] for path in paths] == [0, 1, 0, 0]
         assert paths[1]["packets_lost"] > 0
-        assert [path["deaths"] for path in paths] == [0, 1, 0, 0]
+        assert paths[1]["deaths"] == 1
         assert time.monotonic() - PATIENCE_S < paths[0]["heard_us"] / 1e6 <= time.monotonic()
         assert link.came > 0
 
