@@ -111,7 +111,8 @@ def test_rows_go_on_where_the_store_is(network: Network, hosts: Sequence[int]) -
     for host, (steps, _, text, took_s) in zip(hosts[2:], (third, fourth), strict=True):
         assert steps < STEPS
         assert took_s < 4 * PEER_TIMEOUT_S + SLACK_S
-        assert host != 1 or "rank(s) 2 of its row, 2, 3, died or ended" in text
+        # By the silence of rank 2, or by the error of the engine, whichever comes first.
+        assert host != 1 or "2 of its row, 2, 3, died" in text
 
 
 @pytest.mark.needs_root
