@@ -164,7 +164,7 @@ static enum cl_contest_news judge_queue(struct cl_contest *contest, uint64_t now
 {
     if (contest->least_us == UINT32_MAX)
         return CL_CONTEST_NONE;
-    if (contest->least_us <= KEPT * contest->kept_us) {
+    if (contest->marked || contest->least_us <= KEPT * contest->kept_us) {
         contest->queued_rounds = 0;
         return CL_CONTEST_NONE;
     }
@@ -208,6 +208,7 @@ static enum cl_contest_news end_round(struct cl_contest *contest, uint64_t next,
     contest->delivered = fmax((double)contest->bytes, (1 - DELIVERED_FADES) * contest->delivered);
     contest->bytes = 0;
     contest->least_us = UINT32_MAX;
+    contest->marked = false;
     return news;
 }
 
@@ -280,7 +281,8 @@ enum cl_contest_news cl_contest_on_acked(struct cl_contest *contest, const struc
                                          uint64_t now_us)
 {
     enum cl_contest_news news = CL_CONTEST_NONE;
-    if (contest->active && now_us > contest->acked_us + IDLE_US)
+    contest->marked |= sample->marked > 0;
+    if (contest->active && (sample->marked > 0 || now_us > contest->acked_us + IDLE_US))
         news = end(contest, now_us);
     contest->acked_us = now_us;
     contest->bytes += sample->bytes;

@@ -10,7 +10,9 @@
  *    usual: a buffer that is too short for the former overflows. Packets that a link loses by chance are lost at any
  *    length of the queue;
  *  - on such a path, as part of a loss trial (loss_trial.h). If the link causes the losses, nothing changes.
- * Where several hosts send to a port, their own bursts overflow short buffers, and losses begin no contest.
+ * Where several hosts send to a port, their own bursts overflow short buffers, and losses begin no contest. Where
+ * switches mark packets (ECN), they tell all flows that a queue is too long, and the rest of the control heeds them: in
+ * a round trip with a mark the queue begins no contest, and a mark ends one.
  *
  * In a contest all hosts that send to the receiver's port have the window of one flow of cubic together. Only losses
  * that come while the queue is near its longest cut it, and of these only as many as a link does not explain that loses
@@ -30,6 +32,7 @@ enum { CL_CONTEST_ROUNDS = 5 };
 struct cl_contest_sample {
     uint64_t bytes;   /* newly acknowledged */
     uint32_t packets; /* newly acknowledged */
+    uint32_t marked;  /* packets marked by switches (ECN) since the last sample */
     uint64_t largest; /* largest packet number acknowledged */
     uint64_t next;    /* the next packet number to be sent */
     uint32_t senders; /* hosts that send to the receiver's port; 0: unknown */
@@ -71,6 +74,7 @@ struct cl_contest {
     uint64_t bytes, bytes_before; /* acknowledged in this round, and in the last one */
     double delivered;             /* the most bytes of a round, of lately */
     uint32_t least_us;            /* the shortest queue of this round; UINT32_MAX: none is known */
+    bool marked;                  /* a switch has marked packets in this round */
 
     uint32_t queued_rounds; /* in a row, whose queue was longer than what is kept */
     uint64_t queued_us;     /* since when */

@@ -89,6 +89,7 @@ static void judge_contest(struct cl_delay *delay, const struct cl_congestion_ack
     const struct cl_loss_trial *trial = &egress->loss_trial;
     struct cl_contest_sample sample = {.bytes = ack->bytes,
                                        .packets = ack->packets,
+                                       .marked = ack->marked,
                                        .largest = ack->largest,
                                        .next = ack->next,
                                        .senders = ack->port_senders,

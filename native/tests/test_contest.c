@@ -6,7 +6,7 @@ enum { BYTES = 1500, ROUND_PACKETS = 100, ROUND_US = 1000, KEPT_US = 500 };
 
 static struct cl_contest contest;
 static uint64_t number, now_us;
-static uint32_t senders, at_once, host_us;
+static uint32_t senders, at_once, host_us, mark_every; /* 0: no switch marks packets */
 static struct cl_loss_trial trial;
 
 static void start(void)
@@ -14,7 +14,7 @@ static void start(void)
     number = 0;
     now_us = 1000000;
     senders = at_once = 1;
-    host_us = 0;
+    host_us = mark_every = 0;
     trial = (struct cl_loss_trial){0};
     cl_contest_init(&contest, BYTES);
 }
@@ -27,6 +27,7 @@ static enum cl_contest_news round_trip(uint32_t queue_us, uint32_t step_us, uint
     for (uint32_t i = 0; i < ROUND_PACKETS; i++, number++, now_us += ROUND_US / ROUND_PACKETS) {
         struct cl_contest_sample sample = {.bytes = BYTES,
                                            .packets = 1,
+                                           .marked = mark_every > 0 && number % mark_every == 0,
                                            .largest = number,
                                            .next = number + ROUND_PACKETS,
                                            .senders = senders,
@@ -67,6 +68,28 @@ TEST(test_a_queue_that_stays_begins_a_contest)
     CHECK(contest.active);
     /* what was in flight still is */
     CHECK(cl_contest_window(&contest) > 90 * BYTES && cl_contest_window(&contest) < 110 * BYTES);
+}
+
+/* Switches that mark packets tell all flows that a queue is too long, and leave nothing to contest. */
+TEST(test_marks_leave_nothing_to_contest)
+{
+    start();
+    mark_every = ROUND_PACKETS; /* once per round trip */
+    CHECK_EQ(rounds(500, 2000), CL_CONTEST_NONE);
+    mark_every = 0;
+    CHECK_EQ(rounds(CL_CONTEST_ROUNDS, 2000), CL_CONTEST_NONE); /* time counts from the last mark */
+    CHECK_EQ(rounds(30, 2000), CL_CONTEST_BEGAN);
+}
+
+TEST(test_a_mark_ends_it)
+{
+    start();
+    rounds(20, 2000);
+    CHECK_EQ(rounds(30, 2000), CL_CONTEST_NONE);
+    mark_every = 2 * ROUND_PACKETS;
+    CHECK_EQ(rounds(2, 2000), CL_CONTEST_ENDED);
+    CHECK(!contest.active);
+    CHECK(cl_contest_window(&contest) > 90 * BYTES); /* the rest of the control goes on from there */
 }
 
 /* Several hosts have one window together, and take longer to find their queue. */
