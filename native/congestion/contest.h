@@ -2,24 +2,24 @@
  * Contest: whether another flow keeps the queue of a path full, and the window of the path while it does.
  *
  * The rest of the control keeps queues short. So it leaves the link to any flow that fills the buffer, as TCP does. And
- * where the buffer is shorter than those queues, it fills it itself, and TCP leaves the link. A contest begins
+ * where the buffer is shorter than those queues, the control fills it, and TCP leaves the link. A contest begins
  *  - where the whole queue, that of this host's interface included, does not drain to what this job keeps on purpose
- * for CL_CONTEST_ROUNDS round trips, although its control sends less; the idea is that of Copa (Arun and Balakrishnan,
- *    NSDI 2018);
+ *    for CL_CONTEST_ROUNDS round trips and longer, although its control sends less; the idea is that of Copa (Arun and
+ *    Balakrishnan, NSDI 2018);
  *  - on a path that shares neither interface nor port, where packets are lost mostly while the queue is longer than
- *    usual: a buffer that is too short for the former overflows. Packets that a link loses by chance are lost at any
- *    length of the queue;
+ *    usual: a buffer that is too short for the queue that the control keeps overflows. Packets that a link loses by
+ *    chance are lost at any length of the queue;
  *  - on such a path, as part of a loss trial (loss_trial.h). If the link causes the losses, nothing changes.
  * Where several hosts send to a port, their own bursts overflow short buffers, and losses begin no contest. Where
  * switches mark packets (ECN), they tell all flows that a queue is too long, and the rest of the control heeds them: in
  * a round trip with a mark the queue begins no contest, and a mark ends one.
  *
- * In a contest all hosts that send to the receiver's port have the window of one flow of cubic together. Only losses
- * that come while the queue is near its longest cut it, and of these only as many as a link does not explain that loses
- * packets at the same rate at any length of the queue. Where most losses are others, the contest ends, unless the
- * buffer is so short that it would overflow all the time without one. Where the queue is longer than what this job
- * keeps, the window goes down to what the empty network holds from time to time: if the queue drains, nobody else fills
- * it, and the contest ends as well.
+ * In a contest all hosts that send to the receiver's port have the window of one flow of cubic together. Losses cut
+ * this window only while the queue is longer than usual and at least half as long as the longest one of lately. From
+ * these losses those are subtracted which the link would cause anyway, as often as at shorter queues. Where most losses
+ * are others, the contest ends, unless the buffer is so short that it would overflow all the time without one. Where
+ * the queue is longer than what this job keeps, the window goes down to what the empty network holds from time to time:
+ * if the queue drains, nobody else fills it, and the contest ends as well.
  */
 #pragma once
 
