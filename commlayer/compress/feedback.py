@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..errors import ConfigError
 from .extent import extents
+from .values import is_zero
 
 log = logging.getLogger("commlayer")
 
@@ -138,7 +139,7 @@ class Feedback:
         self.meet(parameters)
         added, size = Added([], {}), len(buffer)
         for parameter, start, extent in zip(parameters, starts, extents(parameters, starts, size), strict=True):
-            if parameter not in self._kept or not buffer[slice(*extent)].any():
+            if parameter not in self._kept or is_zero(buffer[slice(*extent)]):
                 continue
             for stretch in self._kept[parameter]:
                 where = start + stretch.offset, start + stretch.offset + len(stretch.values)
@@ -165,8 +166,8 @@ class Feedback:
         Infinities and NaN are kept as 0: the network lost them.
         """
         for index, start, end in _by_parameter(buffer, starts, missing):
-            values = torch.nan_to_num(buffer[start:end], nan=0.0, posinf=0.0, neginf=0.0)
-            if values.any():
+            values = _finite(buffer[start:end])
+            if not is_zero(values):
                 self._kept.setdefault(parameters[index], []).append(Stretch(start - starts[index], values))
 
     def keep_errors(
@@ -187,17 +188,17 @@ class Feedback:
         lost = [(start, end) for _, start, end in _by_parameter(buffer, starts, missing)]
         for index, start, end in _by_parameter(buffer, starts, _merged(kept)):
             parameter, offset = parameters[index], start - starts[index]
-            part = torch.nan_to_num(buffer[start:end], nan=0.0, posinf=0.0, neginf=0.0)  # NaN may come of a lost packet
-            if not part.any():
+            part = buffer[start:end]
+            if is_zero(part):
                 continue
             stretches = self._kept.setdefault(parameter, [])  # not empty: the residual of an unused parameter waits
             waiting = self._find(stretches, offset, part)
             values = self._find(added.stretches.get(parameter, ()), offset, part)
             if waiting is not None:
-                waiting.add_(part)
+                waiting.add_(_finite(part))
                 continue
             values = part.new_empty(len(part), dtype=self.dtype) if values is None else values
-            stretches.append(Stretch(offset, values.copy_(part), late=False))
+            stretches.append(Stretch(offset, _finite(part, values), late=False))
             none = values.new_zeros(())  # the values are in the stretch above; these say only that they are late
             stretches += [
                 Stretch(max(first, start) - starts[index], none.expand(min(last, end) - max(first, start)))
@@ -262,6 +263,13 @@ class Feedback:
                 f"{len(self._numbers)} parameters: it belongs to another model; restore the state of this model, or "
                 f"use a new HookState"
             )
+
+
+def _finite(values: Tensor, out: Tensor | None = None) -> Tensor:
+    """The values, with 0 in place of infinities and of NaN, which may come of a lost packet; in the memory of `out`."""
+    if out is not None and out.dtype != values.dtype:
+        return out.copy_(_finite(values))
+    return torch.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0, out=out)
 
 
 def _lies_in(inner: tuple[int, int], outer: tuple[int, int]) -> bool:

@@ -30,6 +30,7 @@ from torch import Tensor
 
 from ..config import number, whole
 from ..errors import ConfigError
+from .values import is_finite, is_zero
 
 MIN_COMPRESSION = 2.0
 """Matrices whose factors would save less are not compressed."""
@@ -141,7 +142,7 @@ class PowerSgd:
             error = self._errors.get(parameter)
             if error is not None and error.numel() != gradient.numel():
                 raise _of_another_model(parameter, error, gradient)
-            if error is not None and gradient.any():
+            if error is not None and not is_zero(gradient):
                 gradient.add_(error.view(gradient.shape), alpha=loss_scale)
                 added.append(parameter)
         return added
@@ -235,7 +236,7 @@ class Compression:
 
         All are NaN if a value of `left` is not finite: so is their average, on every rank.
         """
-        if not left.isfinite().all():
+        if not is_finite(left):
             return torch.full(
                 (sum(stack.right.numel() for stack in self._stacks),), math.nan, dtype=torch.float32, device="cpu"
             )
@@ -249,7 +250,7 @@ class Compression:
 
         If a value is not finite, all gradients of the bucket become NaN, on all ranks alike: GradScaler skips the step.
         """
-        if not (right.isfinite().all() and exact.isfinite().all()):
+        if not (is_finite(right) and is_finite(exact)):
             for gradient in (*self._exact, *(gradient for stack in self._stacks for gradient in stack.gradients)):
                 gradient.fill_(math.nan)
             return

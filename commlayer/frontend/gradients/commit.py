@@ -10,14 +10,13 @@ All ranks have the same averages, so all ranks come to the same result.
 from __future__ import annotations
 
 import dataclasses
-import math
 import threading
 from collections.abc import Callable, Sequence
 
-import torch
 from torch import Tensor
 from torch.futures import Future
 
+from ...compress.values import is_finite
 from ...errors import CommError
 
 
@@ -129,10 +128,3 @@ class Commit:
             self._reset()
         for bucket in left:
             bucket.fail(CommError(f"{who}: this step ended before the hook of its last bucket"))
-
-
-def is_finite(values: Tensor) -> bool:
-    """Whether all values are finite."""
-    values = torch.view_as_real(values) if values.is_complex() else values
-    least, largest = values.aminmax() if values.numel() else (values.sum(), values.sum())
-    return math.isfinite(least) and math.isfinite(largest)

@@ -17,8 +17,8 @@ from torch import Tensor
 from ...compress.feedback import Added, Feedback
 from ...compress.fine import cut
 from ...compress.topk import add_to, largest_of, selected, take_out
+from ...compress.values import is_finite
 from ...transport import kernels
-from .commit import is_finite
 from .encoded import FineValues
 from .reducer import Buffer, Missing, Operations
 

@@ -13,9 +13,9 @@ from torch import Tensor
 from torch._C._distributed_c10d import AllreduceOptions, Work
 
 from ...compress.codec import CodecPair
+from ...compress.values import is_finite
 from ...config import Config, Policy, policy_of_groups
 from ...errors import CommError, ConfigError
-from ..gradients.commit import is_finite
 from ..group.backend import CommProcessGroup
 from ..group.transfer import LEAST_CLASS
 from ..work.context import labelled
