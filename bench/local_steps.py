@@ -5,6 +5,7 @@
     python -m bench.local_steps --only 8x2      8 sites of 2 ranks, 20 and 1,000 Mbit/s, 100 ms there and back, 1 % loss
     python -m bench.local_steps --only speeds   4 sites of speeds 1, 1, 1 and 1/2 at 20 Mbit/s
     python -m bench.local_steps --only stalls   4 sites at 20 Mbit/s, of which one stalls now and then, for 2 s
+    python -m bench.local_steps --only exact    where `auto` stays exact: 4 sites at 200 Mbit/s, beside DDP's hook
     python -m bench.local_steps --only torchft  beside torchft's DiLoCo and LocalSGD on gloo, 20 Mbit/s, in the
                                                 environment .venv-hosts/torchft of the Makefile
     python -m bench.local_steps --train         trainings end to end at 20 and 100 Mbit/s (6 minutes)
@@ -57,12 +58,15 @@ SITES_OF_TWO = "8x2"
 SITES_OF_TWO_RATES = (20, 1000)
 SPEEDS = "speeds"
 STALLS = "stalls"
+EXACT = "exact"
+EXACT_RATE = 200
 TORCHFT = "torchft"
-CASES = (*map(str, RATES_MBIT_S), SITES_OF_TWO, SPEEDS, STALLS)
+CASES = (*map(str, RATES_MBIT_S), SITES_OF_TWO, SPEEDS, STALLS, EXACT)
 ROUNDS = 3
 HOSTS = 4
 
-ALONE, AUTO, STATE, LOCAL_AUTO = "computation alone", "hook, auto", "hook, auto with state", "local, auto"
+ALONE, HOOK, LOCAL_AUTO = "computation alone", "hook", "local, auto"
+AUTO, STATE = f"{HOOK}, auto", f"{HOOK}, auto with state"
 LOCAL_CODEC = f"{LOCAL_AUTO}, with the hook's auto"
 """`every="auto"` whose exact steps have the policy of the hook: where H is 1, its steps are those of the hook."""
 EVERY = (1, 4, 8, 16, 32, 64)
@@ -121,6 +125,16 @@ def jobs_of_stalls() -> list[Job]:
         Job(WAITING, local=usual, stall_s=2.0, **given),
         Job(QUORUM, local={**usual, "quorum": 3}, stall_s=2.0, **given),
     ]
+
+
+def jobs_of_exact() -> list[Job]:
+    """Pairs with the same codec: the hook, and `every="auto"` where it stays exact."""
+    jobs = []
+    for title, codec in (("float32", "none"), ("bf16", "bf16")):
+        common: dict[str, Any] = {"policy": {"codec": codec}, "steps": 24}
+        jobs.append(Job(f"hook, {title}", warm_up=4, **common))
+        jobs.append(Job(f"{LOCAL_AUTO}, {title}", local={"every": "auto"}, warm_up=8, **common))
+    return jobs
 
 
 def jobs_of_torchft() -> list[Job]:
@@ -205,10 +219,12 @@ def measure_case(case: str, rounds: int, *, short: bool = False) -> dict[str, An
     special = {
         SPEEDS: (jobs_of_speeds, ", one of half the speed"),
         STALLS: (jobs_of_stalls, ", one that stalls"),
+        EXACT: (jobs_of_exact, ", where auto stays exact"),
         TORCHFT: (jobs_of_torchft, ", beside torchft"),
     }
     make, suffix = (jobs_of_two, "") if is_of_two else special.get(case, (jobs_of, ""))
-    for rate in SITES_OF_TWO_RATES if is_of_two else (RATES_MBIT_S[0] if case in special else int(case),):
+    rates = {SITES_OF_TWO: SITES_OF_TWO_RATES, EXACT: (EXACT_RATE,)}
+    for rate in rates.get(case, (RATES_MBIT_S[0] if case in special else int(case),)):
         link = Link(rate_bps=rate * 1e6, loss=0.01 * is_of_two, delay_ms=50.0 * is_of_two)
         hosts, per_host = (8, 2) if is_of_two else (HOSTS, 1)
         algorithms = ("cubic", "bbr")
@@ -362,6 +378,43 @@ def _stalls(name: str, network: Mapping[str, Any]) -> list[str]:
     return _page(name, columns, rows, conditions)
 
 
+def _exact(name: str, network: Mapping[str, Any]) -> list[str]:
+    runs = by_system(network["runs"])
+    steps = {system: mean_s(logs) for system, logs in runs.items()}
+    columns = [
+        "system",
+        "mean step (ms)",
+        "range",
+        "median",
+        "MB sent per step",
+        "this / the hook",
+        "range",
+        "busy CPU",
+    ]
+    rows = []
+    for system, values in steps.items():
+        of_hook = [own / hook for own, hook in zip(values, steps[system.replace(LOCAL_AUTO, HOOK)], strict=True)]
+        is_local = LOCAL_AUTO in system
+        rows.append(
+            [
+                system,
+                f"{statistics.median(values) * 1e3:.1f}",
+                f"{min(values) * 1e3:.1f} to {max(values) * 1e3:.1f}",
+                f"{statistics.median(s for log in runs[system] for s in log['step_s']) * 1e3:.1f}",
+                f"{statistics.median(log['sent_bytes'] for log in runs[system]) / 1e6:.3f}",
+                f"{statistics.median(of_hook):.3f}" if is_local else "",
+                f"{min(of_hook):.3f} to {max(of_hook):.3f}" if is_local else "",
+                turns.busy_cell(runs[system]),
+            ]
+        )
+    job = network["runs"][0]["job"]
+    conditions = (
+        f"{Scenario.from_table(network['network'])}. {job['step_s'] * 1e3:.0f} ms of a step are a sleep. "
+        f"{len(next(iter(steps.values())))} rounds in turns. {measured_on(network)}"
+    )
+    return _page(name, columns, rows, conditions)
+
+
 def _torchft(name: str, network: Mapping[str, Any]) -> list[str]:
     runs = by_system(network["runs"])
     steps = {system: mean_s(logs) for system, logs in runs.items()}
@@ -397,6 +450,8 @@ def table(content: Mapping[str, Any], losses: Mapping[str, Any]) -> str:
             parts += _speeds(name, network)
         elif network["runs"][0]["job"].get("is_free"):
             parts += _stalls(name, network)
+        elif network["runs"][0]["job"]["system"] == jobs_of_exact()[0].system:
+            parts += _exact(name, network)
         elif any(log["job"].get("torchft") for log in network["runs"]):
             parts += _torchft(name, network)
         else:

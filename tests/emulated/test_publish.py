@@ -69,4 +69,5 @@ def test_every_link_carries_a_version_once(tmp_path: Path, late: int) -> None:
         sent = [sent_bytes(network, host) / STATE_BYTES for host in range(size)]
     assert 1 < sent[0] < FRAMES
     assert sum(sent) == pytest.approx(READERS, rel=FRAMES - 1)
-    assert max(sent[1:]) < (1.5 if late else 1) * FRAMES
+    # readers that are equally fast send equally much; one that waits for a core sends less, and the others more
+    assert max(sent[1:]) < (1.5 if late else 1.25) * FRAMES
