@@ -3,27 +3,31 @@ from typing import Any
 
 import pytest
 
-from bench import local_steps
+from bench import local_loss
 from bench.jobs.local_steps import Job
-from bench.local_loss import EXACT, LENGTHS, System, usual
-from bench.local_steps import (
+from bench.local_loss import LENGTHS, System, usual
+from bench.local_steps_page import best_gloo, percentile, tables
+from bench.local_systems import (
     ALONE,
     AUTO,
     EQUAL,
+    EXACT,
     LEVEL,
     LOCAL_AUTO,
     LOCAL_CODEC,
+    PERIODS,
     QUORUM,
+    SPECIAL,
+    SPEEDS,
+    STALLS,
     STATE,
     UNEVEN,
     WAITING,
-    best_gloo,
     jobs_of,
+    jobs_of_exact,
     jobs_of_speeds,
     jobs_of_stalls,
     jobs_of_two,
-    percentile,
-    table,
 )  # fmt: skip
 from commlayer.tools.emulate.link import Link
 from commlayer.tools.emulate.scenario import Scenario
@@ -51,7 +55,7 @@ def row_of(text: str, system: str) -> list[str]:
 
 
 def test_table_compares_with_the_best_gloo_and_the_hook() -> None:
-    text = table({"20": network(jobs_of())}, {})
+    text = tables({"20": network(jobs_of())}, {})
     row = row_of(text, "local, H 16")
     assert row[1] == "75.0"
     assert row[3:5] == ["62.5", "187.5"]
@@ -66,9 +70,9 @@ def test_table_compares_with_the_best_gloo_and_the_hook() -> None:
 def test_time_to_a_loss_is_the_step_times_the_measured_factor() -> None:
     about = {"model": "byte GPT", "optimizer": "AdamW", "seed": 1}
     system = System(16, *usual(16), "int4-int8", 100)
-    runs = [{**about, "steps": steps, **EXACT._asdict(), "loss": 3 - steps / 1000} for steps in LENGTHS]
+    runs = [{**about, "steps": steps, **local_loss.EXACT._asdict(), "loss": 3 - steps / 1000} for steps in LENGTHS]
     runs.append({**about, "steps": 1500, **system._asdict(), "loss": 3 - 1.2})  # as 1,200 exact steps
-    row = row_of(table({"20": network(jobs_of())}, {"runs": runs}), "local, H 16")
+    row = row_of(tables({"20": network(jobs_of())}, {"runs": runs}), "local, H 16")
     assert row[10:13] == ["1.25", "12.80", "2.56"]
 
 
@@ -77,11 +81,11 @@ def test_exact_steps_cost_no_steps() -> None:
     for run in exact["runs"]:
         if run["job"]["system"] == LOCAL_AUTO:
             run.update(every=1, words="measured\n33 exact steps so far; all stay exact")
-    assert row_of(table({"200": exact}, {}), f"{LOCAL_AUTO} (H 1)")[10:13] == ["1.00", "16.00", "3.20"]
+    assert row_of(tables({"200": exact}, {}), f"{LOCAL_AUTO} (H 1)")[10:13] == ["1.00", "16.00", "3.20"]
 
 
 def test_sites_of_two_have_no_gloo() -> None:
-    text = table({"8 x 2": network(jobs_of_two())}, {})
+    text = tables({"8 x 2": network(jobs_of_two())}, {})
     assert row_of(text, "local, H 8")[6] == "80.0%"
     assert "best gloo is" not in text
 
@@ -90,7 +94,7 @@ def test_uneven_sites_are_compared_with_equal_steps() -> None:
     found = network([])
     for job, step_s in zip(jobs_of_speeds(), (0.028, 0.016), strict=True):
         found["runs"] += [{**log(job, step_s, 24), "own": 0.25, "step_s": [step_s]} for _ in range(2)]
-    text = table({"speeds": found}, {})
+    text = tables({SPECIAL[SPEEDS]: found}, {})
     assert row_of(text, UNEVEN)[1:4] == ["62.5", "62.5 to 62.5", "1.75"]
     assert row_of(text, EQUAL)[3] == "1.00"
     assert "The limit is 1.75." in text
@@ -100,11 +104,21 @@ def test_sites_without_stalls_are_compared_with_a_level_job() -> None:
     found = network([])
     for job, step_s, own in zip(jobs_of_stalls(), (0.016, 0.024, 0.017), (0.25, 0.25, 0.26), strict=True):
         found["runs"] += [{**log(job, step_s, 24), "own": own, "step_s": [step_s]} for _ in range(2)]
-    text = table({"stalls": found}, {})
+    text = tables({SPECIAL[STALLS]: found}, {})
     assert row_of(text, LEVEL)[1:4] == ["64.0", "64.0 to 64.0", "100.0%"]
     assert row_of(text, WAITING)[3] == "66.7%"
     assert row_of(text, QUORUM)[3:6] == ["97.9%", "58.8", "26.0%"]
     assert "one site sleeps for 2 s more" in text
+
+
+def test_exact_steps_are_compared_with_the_hook_of_the_same_codec() -> None:
+    found = network([])
+    for job, step_s in zip(jobs_of_exact(), (0.1, 0.101, 0.05, 0.055), strict=True):
+        found["runs"] += [{**log(job, step_s, 1), "step_s": [step_s]} for _ in range(2)]
+    text = tables({SPECIAL[EXACT]: found}, {})
+    assert row_of(text, f"{LOCAL_AUTO}, float32")[5:7] == ["1.010", "1.010 to 1.010"]
+    assert row_of(text, f"{LOCAL_AUTO}, bf16")[5:7] == ["1.100", "1.100 to 1.100"]
+    assert row_of(text, "hook, float32")[5:7] == ["", ""]
 
 
 def test_gloo_is_the_one_that_averages_gradients() -> None:
@@ -120,4 +134,4 @@ def test_local_jobs_run_whole_rounds_of_their_own_count() -> None:
     for job in (*jobs_of(), *jobs_of_two()):
         if job.local is not None and job.local["every"] != "auto":
             assert job.local.get("fragments", 4) <= job.local["every"]
-    assert {job.period for job in jobs_of()} == {0, *local_steps.PERIODS}
+    assert {job.period for job in jobs_of()} == {0, *PERIODS}
