@@ -1,7 +1,8 @@
 """`is_zero`, `is_finite`: what holds for all values of a tensor.
 
 Both ask for the least and the largest value. Of 2 Mi values of float32, that takes one core 0.2 ms; `any()` takes 2.0
-ms, and `isfinite().all()` 4.5 (torch 2.13). Of a few values, `any()` is sooner: it makes one tensor less.
+ms, and `isfinite().all()` 4.5 (torch 2.13). Of fewer values it takes as long as `any()` or less (1 to 4,096: 2.2 to
+2.7 µs, and 2.2 to 4.9).
 """
 
 from __future__ import annotations
@@ -11,13 +12,9 @@ import math
 import torch
 from torch import Tensor
 
-FEW = 4096
-
 
 def is_zero(values: Tensor) -> bool:
     """Whether all values are zero. NaN is not. No values are zero."""
-    if values.numel() < FEW:
-        return not values.any()
     least, largest = _ends(values)
     return not (least or largest)
 
