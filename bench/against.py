@@ -39,6 +39,7 @@ ROUNDS = 6
 LIMIT = 1.03
 """The ratio that is no loss yet."""
 UDP = {"COMMLAYER_SHM": "0", "COMMLAYER_IFNAME": "lo"}
+INT4 = {"COMMLAYER_POLICY_CODEC": "int4", "COMMLAYER_DDP_HOOK": "1"}
 SIZES = {"4K": (4096, 1000, 100), "1M": (1 << 20, 100, 10), "16M": (16 << 20, 12, 2)}
 """Bytes, calls and discarded calls of an all-reduce in a loop."""
 GAP_S = 0.002
@@ -64,10 +65,10 @@ def loopback(wire: str, environ: dict[str, str]) -> dict[str, Case]:
     return found
 
 
-def emulated(title: str, scenario: str, loss: float | None = None) -> Case:
+def emulated(title: str, scenario: str, loss: float | None = None, *, iters: int = 5) -> Case:
     """An all-reduce of 8 MiB on four hosts."""
-    arguments = (("size_bytes", 8 << 20), ("iters", 5), ("warmup", 2))
-    return Case(f"all-reduce of 8 MiB, 4 hosts, 200 Mbit/s, {title}", "all_reduce", arguments, 4, (), scenario, loss)
+    arguments = (("size_bytes", 8 << 20), ("iters", iters), ("warmup", 2))
+    return Case(f"all-reduce of 8 MiB, 4 hosts, {title}", "all_reduce", arguments, 4, (), scenario, loss)
 
 
 CASES = {
@@ -76,16 +77,23 @@ CASES = {
     "p2p-4K": Case("4 KiB to a rank and back", "p2p", (("size_bytes", 4096), ("iters", 1000), ("warmup", 100))),
     "p2p-4M": Case("4 MiB to a rank and back", "p2p", (("size_bytes", 4 << 20), ("iters", 30), ("warmup", 5))),
     "ddp": Case("step of DDP, 8 MiB of gradients", "ddp", (("width", 512), ("iters", 40), ("warmup", 5))),
+    "ddp-int4": Case(
+        "step of DDP, 32 MiB of gradients in int4, udp",
+        "ddp",
+        (("width", 1024), ("iters", 20), ("warmup", 5)),
+        environ=tuple((UDP | INT4).items()),
+    ),
     "pipeline": Case("step of 1F1B, 8 micro-batches", "pipeline", (("width", 512), ("iters", 40), ("warmup", 5))),
     "start": Case("start of 16 ranks", "start", ranks=16),
     "memory": Case(
         "peak memory, 4 ranks, 16 MiB", "memory", (("size_bytes", 16 << 20), ("iters", 5)), ranks=4, unit="bytes"
     ),
-    "clean": emulated("no loss", "clean200"),
-    "loss1": emulated("1 % loss", "loss1"),
-    "loss3": emulated("3 % loss", "loss1", 0.03),
-    "incast": emulated("incast", "incast_cross"),
-    "slow": emulated("one host at half the rate", "slow_host"),
+    "clean": emulated("200 Mbit/s, no loss", "clean200"),
+    "loss1": emulated("200 Mbit/s, 1 % loss", "loss1"),
+    "loss3": emulated("200 Mbit/s, 3 % loss", "loss1", 0.03),
+    "incast": emulated("200 Mbit/s, incast", "incast_cross"),
+    "slow": emulated("200 Mbit/s, one host at half the rate", "slow_host"),
+    "gigabit": emulated("1 Gbit/s, offloads", "gigabit", iters=20),
     **{f"fabric-{seed}": Case(f"fabric, all-to-owner, seed {seed}", seed=seed) for seed in SEEDS},
 }
 

@@ -24,6 +24,9 @@ struct cl_endpoint {
     struct cl_nics nics;
     struct cl_timers timers;
     uint64_t awake_us; /* when the endpoint was last driven */
+    uint64_t asked_us; /* when it was last asked for packets to send */
+    uint64_t pause_us; /* between the last two such times; 0: too little left at the first of them */
+    size_t handed_out; /* packets of messages that left at asked_us */
     struct cl_table table;
     struct cl_queue queue;
     struct cl_ledger ledger;

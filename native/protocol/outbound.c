@@ -11,6 +11,8 @@
 enum {
     PEERS_COMPARED = 32, /* most peers compared for each packet */
     TURN_US = 50,        /* the longest turn of more than CL_QUEUE_TURN packets: other peers wait for its end */
+    TURN_MOST_US = 200,  /* the same where the caller comes seldom: see turn_limit */
+    TURNS_PER_PAUSE = 2, /* of turns longer than TURN_US */
     TURN_BYTES = 64000,  /* and what fits into one super-packet */
     FRAGMENT_BYTES = CL_PACKET_HEAD_BYTES + CL_CONGESTION_OVERHEAD_BYTES,
 };
@@ -318,10 +320,17 @@ static uint64_t turn_of(const struct cl_endpoint *endpoint, const struct cl_peer
     return turn > nic->turn ? turn : nic->turn;
 }
 
-/* The packets of a turn that leaves through an interface. */
-static uint32_t turn_limit(const struct cl_endpoint *endpoint, const struct cl_nic *nic)
+/* The packets of a turn that leaves through an interface. A caller that comes seldom hands over the packets of its
+ * whole pause at once. Long turns cost its core less, and keep other peers waiting for no more than half of such a
+ * pause. */
+static uint32_t turn_limit(const struct cl_endpoint *endpoint, const struct cl_nic *nic, uint64_t now_us)
 {
-    uint64_t bytes = cl_congestion_nic_rate(&nic->congestion) * TURN_US / 1000000;
+    uint64_t turn_us = endpoint->pause_us / TURNS_PER_PAUSE;
+    if (turn_us < TURN_US || cl_congestion_nic_has_urgent(&nic->congestion, now_us))
+        turn_us = TURN_US;
+    else if (turn_us > TURN_MOST_US)
+        turn_us = TURN_MOST_US;
+    uint64_t bytes = cl_congestion_nic_rate(&nic->congestion) * turn_us / 1000000;
     bytes = bytes < TURN_BYTES ? bytes : TURN_BYTES;
     return smaller(CL_QUEUE_TURN_MOST, (uint32_t)bytes / endpoint->config.datagram_bytes);
 }
@@ -387,7 +396,7 @@ static size_t send_next(struct cl_endpoint *endpoint, struct cl_send *send, uint
         return 0;
     }
     if (begins)
-        endpoint->queue.turn_limit = turn_limit(endpoint, path->nic);
+        endpoint->queue.turn_limit = turn_limit(endpoint, path->nic, now_us);
     if (!same && endpoint->nics.count > 1) {
         struct cl_send *lagging = balance(endpoint, send, &wanted, &path, now_us);
         if (lagging != send) {
@@ -493,9 +502,21 @@ bool cl_endpoint_has_urgent(const struct cl_endpoint *endpoint, uint64_t now_us)
     return cl_nics_have_urgent(&endpoint->nics, now_us);
 }
 
+/* Measures the time between two turns of the caller, each of which may ask for packets several times. It counts only in
+ * the middle of much data: a caller that had nothing to send does not come seldom. */
+static void see_pause(struct cl_endpoint *endpoint, uint64_t now_us)
+{
+    if (now_us == endpoint->asked_us)
+        return;
+    endpoint->pause_us = endpoint->handed_out > CL_QUEUE_TURN ? now_us - endpoint->asked_us : 0;
+    endpoint->asked_us = now_us;
+    endpoint->handed_out = 0;
+}
+
 size_t cl_endpoint_send(struct cl_endpoint *endpoint, uint64_t now_us, struct cl_datagram *out, size_t capacity)
 {
     endpoint->awake_us = now_us;
+    see_pause(endpoint, now_us);
     size_t count = send_refused(endpoint, out, capacity);
     count += send_all_before_data(endpoint, now_us, out + count, capacity - count);
     while (count < capacity) {
@@ -511,7 +532,9 @@ size_t cl_endpoint_send(struct cl_endpoint *endpoint, uint64_t now_us, struct cl
             break;
         }
         bool crowded = false;
-        count += send_next(endpoint, send, now_us, &out[count], capacity - count, &crowded);
+        size_t sent = send_next(endpoint, send, now_us, &out[count], capacity - count, &crowded);
+        count += sent;
+        endpoint->handed_out += sent;
         if (crowded)
             break;
     }
