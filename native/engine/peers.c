@@ -106,16 +106,32 @@ int cl_peers_add(struct cl_peers *peers, const struct cl_peer_options *options, 
     return CL_OK;
 }
 
+/* The place of a further process: where all are taken, that of one whose death the groups know. Jobs that replace their
+ * dead (commlayer/elastic) may watch any number in turn. NULL: there is none. */
+static struct cl_watched *place(struct cl_peers *peers)
+{
+    if (peers->watched_count < CL_WATCHED_MAX)
+        return &peers->watched[peers->watched_count++];
+    for (uint32_t i = 0; i < CL_WATCHED_MAX; i++)
+        if (peers->watched[i].pidfd < 0 && !peers->watched[i].died)
+            return &peers->watched[i];
+    return NULL;
+}
+
 int cl_peers_watch(struct cl_peers *peers, uint16_t peer, int32_t pid)
 {
     for (uint32_t i = 0; i < peers->watched_count; i++)
         if (peers->watched[i].peer == peer)
             return CL_OK;
-    if (peers->watched_count == CL_WATCHED_MAX)
-        return CL_ENOMEM;
     int fd = (int)syscall(SYS_pidfd_open, pid, 0);
     if (fd < 0 && errno != ESRCH)
         return CL_ESYSTEM;
-    peers->watched[peers->watched_count++] = (struct cl_watched){.peer = peer, .pid = pid, .died = fd < 0, .pidfd = fd};
+    struct cl_watched *watched = place(peers);
+    if (watched == NULL) {
+        if (fd >= 0)
+            close(fd);
+        return CL_ENOMEM;
+    }
+    *watched = (struct cl_watched){.peer = peer, .pid = pid, .died = fd < 0, .pidfd = fd};
     return CL_OK;
 }
