@@ -126,7 +126,10 @@ uint64_t cl_loss_pto_us(const struct cl_loss *loss, const struct cl_sent *sent, 
     }
     if (wait_us < CL_LOSS_PTO_MIN_US)
         wait_us = CL_LOSS_PTO_MIN_US;
-    uint64_t backed_off_us = wait_us << (loss->pto_count < 8 ? loss->pto_count : 8);
+    /* Every second PTO doubles the wait, not each. A full port drops probes, too. With a wait as long as all before it
+     * together, a few of a hundred hosts that send to one port would be silent long after the others have left it. */
+    uint32_t doublings = (loss->pto_count + 1) / 2;
+    uint64_t backed_off_us = wait_us << (doublings < 8 ? doublings : 8);
     if (backed_off_us > CL_LOSS_PTO_MAX_US)
         backed_off_us = wait_us > CL_LOSS_PTO_MAX_US ? wait_us : CL_LOSS_PTO_MAX_US;
     return sent->last_sent_us + backed_off_us;

@@ -199,10 +199,13 @@ TEST(test_pto)
     cl_sent_push(&sent, &data);
     uint64_t first_us = cl_loss_pto_us(&loss, &sent, &rtt) - 5000, before_us = first_us;
     CHECK(first_us >= CL_LOSS_PTO_MIN_US && first_us < 5000);
+    uint64_t elapsed_us = first_us;
     for (loss.pto_count = 1; loss.pto_count < 20; loss.pto_count++) {
         uint64_t wait_us = cl_loss_pto_us(&loss, &sent, &rtt) - 5000;
         CHECK(wait_us >= before_us && wait_us <= CL_LOSS_PTO_MAX_US);
+        CHECK(loss.pto_count < 4 || wait_us < 0.7 * (double)elapsed_us); /* soon after the network is back */
         before_us = wait_us;
+        elapsed_us += wait_us;
     }
     CHECK_EQ(before_us, CL_LOSS_PTO_MAX_US);
     rtt.smoothed_us = 300000; /* a slow link: the cap must not make every packet spurious */
