@@ -333,6 +333,8 @@ def test_wrong_uses_within_with(rank: int, size: int) -> None:
         with local.averaged():
             with pytest.raises(commlayer.ConfigError, match="averaged"), local.averaged():
                 pass
+            with pytest.raises(commlayer.ConfigError, match="would take back this site's steps"):
+                local.state_dict()
             with pytest.raises(commlayer.ConfigError, match="a step within `averaged"):
                 train(model, local._optimizer, rank, [0])
         train(model, local._optimizer, rank, range(5))

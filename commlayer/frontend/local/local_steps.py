@@ -297,8 +297,16 @@ class LocalSteps:
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's state, for a checkpoint beside that of the model and of the optimizer; waits for nothing. Each
-        rank saves its own, within `with`. A sync in flight is saved, too, and sent again after a restore."""
+        rank saves its own, within `with`. A sync in flight is saved, too, and sent again after a restore.
+
+        Raises ConfigError outside of `with`, and within `averaged()`, where the model lacks what this site has added.
+        """
         exact, _ = self._training.begun()
+        if self._is_averaged:
+            raise ConfigError(
+                "LocalSteps.state_dict within `averaged()`: the model has the shared weights there, and a restore with "
+                "them would take back this site's steps; save model, optimizer and LocalSteps outside of it"
+            )
         rounds = self._training.rounds
         return {
             **exact.state_dict(),

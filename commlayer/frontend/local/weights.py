@@ -96,6 +96,11 @@ class Weights:
 
     def _check_parameter(self, name: str, parameter: Tensor) -> None:
         kind = parameter.dtype
+        if kind == torch.float64:
+            raise ConfigError(
+                f"{self._who}: the parameter {name!r} is torch.float64: shared weights and corrections are float32; "
+                f"convert the model by float()"
+            )
         if kind != torch.float32:
             raise ConfigError(
                 f"{self._who}: the parameter {name!r} is {kind}: corrections of the sites are far below its precision, "
