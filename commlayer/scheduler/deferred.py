@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
+from ..dynamo import uncompiled, untraced
 from ..errors import ConfigError
 from .gradient import PendingReduction
 from .guard import guard, others_hold, unguard
@@ -74,6 +75,7 @@ class Claim:
     """One mapping per group, as of `step()`."""
 
 
+@untraced
 class DeferredStep:
     """Makes the steps of `optimizer` for the reductions that `add` brings. Raises ConfigError, see the check above.
 
@@ -303,6 +305,7 @@ class DeferredStep:
                 torch.inference_mode(False),
                 torch.autocast(parameters[0].device.type, enabled=False),
                 _outside_of_transforms(),
+                uncompiled(),
             ):
                 type(optimizer).step(optimizer)
         finally:
@@ -356,6 +359,7 @@ def _hyperparameters(group: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+@untraced
 class AwaitedStep:
     """Waits in `step()` for the reductions that `add` brings. It has the interface of `DeferredStep`."""
 

@@ -260,6 +260,24 @@ def test_compiled_models_and_grad_scalers(rank: int, size: int) -> None:
     assert equal_on_all(torch.cat([parameter.detach().flatten() for parameter in model.parameters()]))
 
 
+@ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
+def test_compiled_steps_have_the_same_bits(rank: int, size: int) -> None:
+    """Our hooks of the optimizer run as they are."""
+    weights = []
+    for is_compiled in (False, True):
+        model = Net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        make_step: Any = torch.compile(optimizer.step, backend="eager") if is_compiled else optimizer.step
+        with commlayer.LocalSteps(model, optimizer, 3, 2, exact_steps=2) as local:
+            for step in range(8):
+                optimizer.zero_grad()
+                loss_of(model, rank, step).backward()
+                make_step()
+        assert local.steps == 8
+        weights.append(torch.cat([parameter.detach().flatten() for parameter in model.parameters()]))
+    assert torch.equal(*weights)
+
+
 def on_two_hosts(rank: int, size: int) -> None:
     with on_hosts(rank, size, [0, 0, 1, 1]):
         difference = torch.randn(90_000, generator=torch.Generator().manual_seed(rank))

@@ -32,7 +32,7 @@ def test_refusals(rank: int, size: int) -> None:
     refused("has a communication hook already", hooked)
     compiled = nn.Linear(2, 2)
     compiled.compile()
-    refused("compiled, .* leave torch.compile out", ddp(nn.Sequential(compiled)))
+    refused("compiled, .* compile it after overlap", ddp(nn.Sequential(compiled)))
     refused("TorchScript, .* leave torch.jit out", ddp(nn.Sequential(torch.jit.script(nn.Linear(2, 2)))))
     refused("overlap with LBFGS", ddp(), torch.optim.LBFGS(nn.Linear(2, 2).parameters()))
     refused("has no parameter of the model", ddp(), torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1))

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -24,6 +25,13 @@ FLAGS: dict[str, Any] = {"gradient_as_bucket_view": True, "bucket_cap_mb": 0.000
 
 Operation = Callable[[Any, Tensor, int], Tensor]
 """Takes a `Net`, values and the number of a layer."""
+
+
+def times(hidden: Tensor, weight: Tensor) -> Tensor:
+    return torch.tanh(hidden @ weight)
+
+
+COMPILED = torch.compile(times, backend="eager")
 
 OPERATIONS: dict[str, Operation] = {
     "module": lambda net, hidden, at: net.layers[at](hidden),
@@ -43,6 +51,7 @@ OPERATIONS: dict[str, Operation] = {
     "copy": lambda net, hidden, at: copy.deepcopy(net.layers[at])(hidden),
     "checkpoint": lambda net, hidden, at: checkpoint(OPERATIONS["linear"], net, hidden, at, use_reentrant=False),
     "vmap": lambda net, hidden, at: torch.func.vmap(lambda row: row @ net.layers[at].weight)(hidden),
+    "compiled": lambda net, hidden, at: COMPILED(hidden, net.layers[at].weight),
     "view": lambda net, hidden, at: hidden + net.views[at].mean(),
     "alias": lambda net, hidden, at: hidden * net.aliases[at].view(-1)[:WIDTH],
     "tied": lambda net, hidden, at: net.tied[at](hidden),
@@ -68,7 +77,8 @@ class Program:
     """Layers of whose biases the model keeps an alias without gradient."""
     between: list[str]
     """What happens in each step between `step()` and the next forward pass."""
-    staleness: int = 0
+    compiled: str = ""
+    """What torch compiles after `overlap`: the "model", two "modules", or the "step" of the optimizer."""
 
 
 LAYERS = 4
@@ -118,6 +128,7 @@ class Training:
 
     def __init__(self, rank: int, program: Program, *, overlapped: bool) -> None:
         torch.manual_seed(3)
+        dist._DEFAULT_FIRST_BUCKET_BYTES = 512  # of Dynamo, which wants it small
         self.rank, self.program = rank, program
         self.net = Net(program)
         self.model: Any = DistributedDataParallel(self.net, **FLAGS)
@@ -129,11 +140,19 @@ class Training:
             self.model.register_comm_hook(
                 commlayer.HookState(policy, optimizer=self.optimizer), commlayer.allreduce_hook
             )
+        torch._dynamo.reset()
+        self.forward: Any = self.compiled(self.model, "model")
+        self.make_step: Any = self.compiled(self.optimizer.step, "step")
+        for module in self.net.layers[1:3] if program.compiled == "modules" else ():
+            module.compile(backend="eager")
+
+    def compiled(self, function: Any, name: str) -> Any:
+        return torch.compile(function, backend="eager") if self.program.compiled == name else function
 
     def loss(self, step: int) -> Tensor:
         self.net.step = step
         inputs = torch.randn(WIDTH, WIDTH, generator=torch.Generator().manual_seed(10 * step + self.rank))
-        output = self.model(inputs)
+        output = self.forward(inputs)
         self.seen.append(output.detach().clone())
         used = torch.stack([parameter.sum() for parameter in self.net.parameters()]).sum()
         return output.square().mean() + 0.1 * used  # type: ignore[no-any-return]
@@ -141,7 +160,7 @@ class Training:
     def run(self) -> None:
         for step in range(STEPS):
             self.loss(step).backward()
-            self.optimizer.step()
+            self.make_step()
             self.optimizer.zero_grad()
             self.between(self.program.between[step % len(self.program.between)])
         self.see_parameters()
@@ -187,7 +206,8 @@ def program(*forwards: list[tuple[str, int]], **options: Any) -> Program:
 @ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
 def test_a_later_step_takes_a_parameter_in_another_way(rank: int, size: int, name: str) -> None:
     """The first forward pass calls the modules, and the next ones do not."""
-    check(rank, program([(name, 2), ("module", 0)], views=[2], aliases=[2]))
+    held = [2] if name in ("view", "alias") else []  # what others hold is stepped at once
+    check(rank, program([(name, 2), ("module", 0)], views=held, aliases=held, optimizer="AdamW"))
 
 
 @ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
@@ -196,6 +216,23 @@ def test_drawn_programs(rank: int, size: int) -> None:
     @given(PROGRAMS)
     def run(drawn: Program) -> None:
         check(rank, drawn)
+
+    run()
+
+
+@pytest.mark.parametrize("part", ["model", "modules", "step"])
+@ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
+def test_drawn_programs_that_torch_compiles(rank: int, size: int, part: str) -> None:
+    """Dynamo reads parameters while it traces, and asks the optimizer for other operations then.
+
+    A compiled step of AdamW rounds otherwise, and those of `overlap` are not compiled.
+    """
+    fixed: dict[str, Any] = {"optimizer": "SGD"} if part == "step" else {}
+
+    @alike(6)
+    @given(PROGRAMS)
+    def run(drawn: Program) -> None:
+        check(rank, dataclasses.replace(drawn, compiled=part, **fixed))
 
     run()
 

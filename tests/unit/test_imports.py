@@ -19,6 +19,7 @@ MAY_IMPORT = {
     "commlayer_autoload": {"commlayer_environment", "config", "errors", "frontend.group", "frontend.overlap", "tools"},
     "commlayer_command": {"tools"},
     "errors": set(),
+    "dynamo": set(),
     "kind": {"errors"},
     "setting": {"errors", "kind"},
     "policy": {"errors", "kind", "setting"},
@@ -28,33 +29,33 @@ MAY_IMPORT = {
     "transport": {"errors", "config"},
     "telemetry": {"errors", "config", "transport"},
     "weights": {"errors", "config", "transport", "telemetry"},
-    "scheduler": {"errors", "config"},
+    "scheduler": {"errors", "config", "dynamo"},
     "planner": {"errors", "config", "scheduler"},
     "compress": {"errors", "config"},
     "loss": {"errors", "config", "plans"},
     "frontend": {"frontend.gradients"},  # the former name of a class that is pickled
-    "frontend.work": {"errors", "config", "transport", "telemetry"},
+    "frontend.work": {"errors", "config", "dynamo", "transport", "telemetry"},
     "frontend.device": {"errors", "transport", "frontend.work"},
     "frontend.group": {
         *("errors", "config", "plans", "transport", "telemetry", "scheduler", "compress", "loss"),
-        *("commlayer_environment", "frontend.work", "frontend.device"),
+        *("commlayer_environment", "dynamo", "frontend.work", "frontend.device"),
     },
-    "frontend.experts": {"errors", "config", "frontend.work", "frontend.group"},
+    "frontend.experts": {"errors", "config", "dynamo", "frontend.work", "frontend.group"},
     "frontend.embedding": {"errors", "config", "frontend.experts"},
     "frontend.gradients": {
         *("errors", "config", "plans", "transport", "telemetry", "scheduler", "compress", "loss"),
-        *("frontend.work", "frontend.device", "frontend.group"),
+        *("dynamo", "frontend.work", "frontend.device", "frontend.group"),
     },
     "frontend.local": {
-        *("errors", "kind", "config", "plans", "transport", "scheduler", "compress"),
+        *("errors", "kind", "config", "dynamo", "plans", "transport", "scheduler", "compress"),
         *("frontend.work", "frontend.group", "frontend.gradients"),
     },
     "frontend.overlap": {
-        *("errors", "config", "telemetry", "scheduler", "compress"),
+        *("errors", "config", "dynamo", "telemetry", "scheduler", "compress"),
         *("frontend.work", "frontend.group", "frontend.gradients"),
     },
     "frontend.pipelines": {
-        *("errors", "config", "scheduler", "planner", "compress"),
+        *("errors", "config", "dynamo", "scheduler", "planner", "compress"),
         *("frontend.work", "frontend.gradients", "frontend.overlap"),
     },
     "frontend.elastic": {
@@ -62,7 +63,7 @@ MAY_IMPORT = {
         *("frontend.work", "frontend.group", "frontend.gradients"),
     },
     "frontend.tensor_parallel": {
-        *("errors", "config", "planner", "frontend.work", "frontend.group"),
+        *("errors", "config", "dynamo", "planner", "frontend.work", "frontend.group"),
         *("frontend.gradients", "frontend.overlap"),
     },
     "tools": {

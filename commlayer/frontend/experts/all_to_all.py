@@ -12,7 +12,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import Work
 
 from ...config import Policy, whole
-from ..work.dynamo import untraced
+from ...dynamo import untraced
 from .agreement import FACTS, check, facts, mismatch
 from .exchange import Route, exchange, fault_of, group_of, start
 

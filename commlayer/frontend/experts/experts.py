@@ -15,9 +15,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...config import Policy
+from ...dynamo import untraced
 from ...errors import ConfigError
 from ..group.rows import FLOATS
-from ..work.dynamo import untraced
 from .exchange import fault_of, group_of, hosts_of, who
 from .hop import CALLER, EXACT, Choices, Hop, Told, sums
 

@@ -18,9 +18,9 @@ import torch.distributed as dist
 from torch.futures import Future
 
 from ...config import Config
+from ...dynamo import untraced
 from ...errors import ConfigError
 from ..device.pinned_handle import PinnedHandle
-from ..work.dynamo import untraced
 from ..work.work import CommWork
 from .gradient import Place, Reduction, reduce_gradient
 from .hook_state import HookState

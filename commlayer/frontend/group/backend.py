@@ -36,6 +36,7 @@ from torch._C._distributed_c10d import (
 
 from ...compress.codec import CodecPair, Coding, codec_of
 from ...config import LOSS_BOUND_MAX, Config, Policy, policy_of_groups
+from ...dynamo import untraced
 from ...errors import ConfigError
 from ...loss.operation_policy import OperationPolicy
 from ...plans.settings import Settings
@@ -48,7 +49,6 @@ from ...transport.fork import disowned_in_children
 from ...transport.native import Engine
 from ..device.devices import Devices, placed
 from ..device.pinned import PinnedCopies, pinned_share
-from ..work.dynamo import untraced
 from ..work.work import CommWork
 from .arguments import as_list, options_of
 from .collectives import Collectives

@@ -19,11 +19,11 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from ...config import Config, Policy, policy_of_groups
+from ...dynamo import untraced
 from ...errors import ClosedError, CommError, ConfigError
 from ...transport.accord import store_errors
 from ...transport.bootstrap import Rendezvous
 from ...transport.store_link import limit
-from ..work.dynamo import untraced
 from ..work.work import CommWork
 from .backend import CommProcessGroup
 from .gathering import CALL, Gathering, MemberHandle, members_of

@@ -25,9 +25,9 @@ from torch.utils.hooks import RemovableHandle
 
 from ...compress.fine import Fine
 from ...config import Config, Policy
+from ...dynamo import untraced
 from ...errors import ConfigError
 from ..gradients.disabled import refuse
-from ..work.dynamo import untraced
 from .arguments import Arguments, check_kinds
 from .exact import ExactSteps
 from .living import Living

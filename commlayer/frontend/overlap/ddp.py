@@ -11,12 +11,12 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from ...dynamo import untraced
 from ...errors import ConfigError
 from ...scheduler.gradient import PendingReduction
 from ..gradients.ddp import check_dense, future_of, reduce_bucket
 from ..gradients.hook_state import HookState
 from ..gradients.started import Memories, Started
-from ..work.dynamo import untraced
 from .handle import Overlap
 
 

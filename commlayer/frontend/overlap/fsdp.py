@@ -21,11 +21,11 @@ from torch._C._distributed_c10d import Work
 from torch.optim import Optimizer
 
 from ...config import Policy
+from ...dynamo import untraced
 from ...errors import ConfigError
 from ...scheduler.gradient import PendingReduction
 from ..gradients.fsdp import GradientReduceScatter, WeightAllGather, check_policy, sharded_modules
 from ..work.context import labelled
-from ..work.dynamo import untraced
 from .handle import Overlap
 
 log = logging.getLogger("commlayer")

@@ -19,13 +19,13 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from ...config import Policy
+from ...dynamo import untraced
 from ...errors import ConfigError
 from ...scheduler.deferred import DeferredStep
 from ...scheduler.guard import tensors_in
 from ...scheduler.order import FirstUse, NextUse
 from ..group.backend import CommProcessGroup
 from ..work.context import in_order
-from ..work.dynamo import untraced
 
 
 @untraced
@@ -199,7 +199,7 @@ def check_modules(model: nn.Module) -> None:
     check_own_steps(model, who)
     if any(is_compiled(module) for module in model.modules()):
         raise ConfigError(
-            f"{who}: a part of the model is compiled, and hooks of its modules do not run; leave torch.compile out"
+            f"{who}: a part of the model is compiled, and may leave out hooks of later; compile it after overlap"
         )
 
 

@@ -20,10 +20,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from ...config import Config, Ddp, Policy, changed, ddp_of_job, policy_of_job
+from ...dynamo import untraced
 from ...errors import ConfigError
 from ..gradients.ddp import allreduce_hook
 from ..gradients.hook_state import HookState
-from ..work.dynamo import untraced
 from .overlap import overlap
 
 log = logging.getLogger("commlayer")

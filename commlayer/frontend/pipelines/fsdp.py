@@ -17,11 +17,11 @@ from torch import Tensor
 from torch._C._distributed_c10d import Work
 
 from ...config import Policy
+from ...dynamo import untraced
 from ...scheduler.deferred import AwaitedStep, DeferredStep
 from ...scheduler.gradient import PendingGradient, PendingReduction
 from ..overlap.fsdp import DeferredReduceScatter, defer_collectives, must_wait, parameter_groups
 from ..work.context import in_order, labelled
-from ..work.dynamo import untraced
 from .replaced import Replaced
 from .stage import AttachedStage
 

@@ -28,6 +28,7 @@ from torch.optim import Optimizer
 
 from ...compress.optimizer import check_optimizer
 from ...config import Config, Policy
+from ...dynamo import untraced
 from ...errors import ConfigError
 from ...scheduler.actions import Action, actions_of
 from ...scheduler.deferred import AwaitedStep, DeferredStep, check_per_parameter
@@ -42,7 +43,6 @@ from ..overlap.fsdp import parameter_groups
 from ..overlap.handle import check_own_steps, hooks_of_states
 from ..overlap.overlap import check_staleness, check_stateless
 from ..work.context import priority
-from ..work.dynamo import untraced
 from .fsdp import FsdpStage
 from .hand_over import URGENT
 from .measure import measure as measure

@@ -19,11 +19,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...config import whole
+from ...dynamo import untraced
 from ...errors import ConfigError, MismatchError
 from ...scheduler.actions import Action, actions_of
 from ...scheduler.pipelines import sliced
 from ..work.context import priority
-from ..work.dynamo import untraced
 from .hand_over import URGENT, Form, HandOver, check_form
 from .measure import stages_of
 from .replaced import Replaced

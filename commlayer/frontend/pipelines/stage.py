@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
+from ...dynamo import untraced
 from ...errors import ConfigError
 from ...scheduler.deferred import AwaitedStep, DeferredStep
 from ...scheduler.segment import Segment
 from ..work.context import in_order, labelled
-from ..work.dynamo import untraced
 
 Reduce = Callable[[list[Tensor], bool, Tensor, int], Callable[[], None]]
 """Starts the average of the gradients of some parameters, in a flat buffer; whether it is the last one of the step; and

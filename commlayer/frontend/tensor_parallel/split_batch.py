@@ -21,11 +21,11 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
+from ...dynamo import untraced
 from ...errors import ConfigError
 from ..gradients.fsdp import sharded_modules
 from ..overlap.handle import is_compiled
 from ..work.context import priority
-from ..work.dynamo import untraced
 from .layers import hook_layers
 from .megatron import hook_megatron
 from .parts import current_part, take_turns

@@ -20,11 +20,11 @@ from torch._C import _distributed_c10d
 from torch._C._distributed_c10d import Work
 from torch.futures import Future
 
+from ...dynamo import untraced
 from ...errors import ConfigError
 from ...telemetry.meter import meter
 from ...transport.base import Handle, ReceiveHandle, Times
 from ...transport.call import Call
-from .dynamo import untraced
 
 HOOKS = "torch.distributed.algorithms.ddp_comm_hooks"
 HOOKS_THAT_WAIT = frozenset({f"{HOOKS}.powerSGD_hook", f"{HOOKS}.quantization_hooks"})
