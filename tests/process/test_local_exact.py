@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -21,6 +21,7 @@ from commlayer.frontend.gradients.started import Started
 from commlayer.frontend.local import bucket
 from commlayer.frontend.local.bucket import Bucket
 from tests import ranks
+from tests.drawn import alike
 from tests.gpu.lab import FakeGpu
 from tests.process.test_local_state import EXACT, copied, values
 from tests.process.test_local_steps import WIDE, Net, equal_on_all, loss_of, train
@@ -103,9 +104,14 @@ def run(
     optimizer: torch.optim.Optimizer,
     rank: int,
     average: Callable[[Drawn], None] | None,
+    first: int = 0,
+    save: Callable[[], None] | None = None,
 ) -> None:
-    """The training. `average` averages the gradients in front of a step; None: LocalSteps does it."""
-    for step, passes in enumerate(drawn.passes):
+    """The training from step `first`. `average` averages the gradients in front of a step; None: LocalSteps does it.
+    `save` is called in front of each step."""
+    for step, passes in list(enumerate(drawn.passes))[first:]:
+        if save is not None:
+            save()
         optimizer.zero_grad(set_to_none=not drawn.keeps)
         for part in range(passes):
             inputs = torch.randn(4, 40, generator=torch.Generator().manual_seed(1000 * step + 10 * part + rank))
@@ -154,13 +160,39 @@ def check(drawn: Program, rank: int) -> None:
 @pytest.mark.parametrize("wire", [EXACT, {"COMMLAYER_DETERMINISTIC": "1"}], ids=["udp", "shm"])
 @ranks.on(SIZE, ranks.run_job, environ="wire")
 def test_drawn_programs(rank: int, size: int) -> None:
-    @settings(
-        max_examples=20, derandomize=True, database=None, deadline=None, phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )  # fmt: skip
+    @alike(20)
     @given(programs())
     def run_all(drawn: Program) -> None:
         check(drawn, rank)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bucket, "BYTES", BYTES)
+        run_all()
+
+
+@ranks.on(SIZE, ranks.run_job, environ=EXACT)
+def test_drawn_programs_have_the_same_bits_after_a_restore(rank: int, size: int) -> None:
+    @alike(20)
+    @given(programs(), st.sampled_from(["none", "int4", "powersgd:4"]), st.integers(0, 5))
+    def run_all(drawn: Program, codec: str, at: int) -> None:
+        at %= len(drawn.passes)
+        samples = None if drawn.samples is None else lambda: drawn.samples[rank]  # type: ignore[index]
+
+        def begin() -> tuple[Any, Any, Any]:
+            model = Drawn(drawn.kinds)
+            optimizer = sgd(model)
+            policy = commlayer.Policy(codec=codec, exact_steps=1, deterministic=True)
+            return model, optimizer, exact(model, optimizer, policy=policy, samples=samples)
+
+        whole, saved = begin(), []
+        with whole[2]:
+            run(drawn, *whole[:2], rank, None, 0, lambda: saved.append(copied([part.state_dict() for part in whole])))
+        parts = begin()
+        for part, state in zip(parts, saved[at], strict=True):
+            part.load_state_dict(state)
+        with parts[2]:
+            run(drawn, *parts[:2], rank, None, at)
+        assert torch.equal(values(parts[0]), values(whole[0])), (drawn, codec, at)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bucket, "BYTES", BYTES)

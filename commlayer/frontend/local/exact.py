@@ -115,12 +115,13 @@ class ExactSteps:
             "exact": self.steps,
             "gradients": None if is_over else self.state.state_dict(),
             "order": None if is_over else self.order,
+            "passes": self._expected,
         }
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Takes over the value of `state_dict`, before `begin`, but not the policy. Raises ConfigError for the state of
         another model."""
-        self.steps, self.order = saved["exact"], saved.get("order")
+        self.steps, self.order, self._expected = saved["exact"], saved.get("order"), saved.get("passes", 1)
         if self.order is not None and sorted(self.order) != list(range(len(self._parameters))):
             raise ConfigError(
                 f"LocalSteps.load_state_dict: the state is of a model with {len(self.order)} parameters, and this one "
@@ -194,8 +195,9 @@ class ExactSteps:
                 f"after its average had begun: a backward pass accumulates it more often than the first one did, "
                 f"or one has failed; checkpoint with use_reentrant=False"
             )
-        if not self.averages:  # all buckets start at the end of this pass
-            self._times[parameter] = self._times.pop(parameter, 0) + 1
+        if not self.averages:  # all buckets start at the end of the pass
+            if self._passes is not None and self._passes.count == 1:
+                self._times[parameter] = self._times.pop(parameter, 0) + 1
             return
         bucket.arrived(parameter)
         while self._is_due and not self.measures and self._started < len(self._buckets):
