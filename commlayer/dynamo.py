@@ -1,8 +1,8 @@
-"""Code of ours that torch.compile leaves alone: `untraced`, and `uncompiled` for what must run as it does without it.
+"""Code of ours that torch.compile leaves alone: `untraced`, and `uncompiled` for what must run as without it.
 
 C++ calls the process group in the middle of compiled code: DDP from backward, functional collectives from code that
 Inductor made. Dynamo takes such a Python frame for a part of the user's program and tries to compile it. It also traces
-into our hooks of modules and optimizers, where a user's function that it compiles calls the model or `step()`.
+into our hooks of modules and optimizers when a compiled function of the user calls the model or `step()`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def untraced(kind: T) -> T:
     for function in functions:
         if isinstance(function, FunctionType):
             set_code_exec_strategy(function.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
-            # What Dynamo traces, it inlines without a look at the strategy. This it does look at.
+            # The strategy does not count for what Dynamo inlines while it traces. It does check this attribute.
             function._torchdynamo_disable = True  # type: ignore[attr-defined]
             function._torchdynamo_disable_msg = "commlayer communicates here"  # type: ignore[attr-defined]
     return kind
@@ -36,8 +36,8 @@ def untraced(kind: T) -> T:
 
 @contextmanager
 def uncompiled() -> Iterator[None]:
-    """A context in which `torch.compiler.is_compiling()` is False, also while Dynamo traces: it reads a parameter then,
-    and an optimizer whose step is due would make it by other operations, with other bits."""
+    """A context in which `torch.compiler.is_compiling()` is False, also while Dynamo traces. Dynamo may read a
+    parameter whose step is due then, and the optimizer would make that step by other operations, with other bits."""
     was = torch.compiler._is_compiling_flag
     torch.compiler._is_compiling_flag = False
     try:
