@@ -128,7 +128,7 @@ class Training:
 
     def __init__(self, rank: int, program: Program, *, overlapped: bool) -> None:
         torch.manual_seed(3)
-        dist._DEFAULT_FIRST_BUCKET_BYTES = 512  # of Dynamo, which wants it small
+        dist._DEFAULT_FIRST_BUCKET_BYTES = 512  # Dynamo refuses buckets below this size
         self.rank, self.program = rank, program
         self.net = Net(program)
         self.model: Any = DistributedDataParallel(self.net, **FLAGS)

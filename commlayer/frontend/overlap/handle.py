@@ -199,7 +199,7 @@ def check_modules(model: nn.Module) -> None:
     check_own_steps(model, who)
     if any(is_compiled(module) for module in model.modules()):
         raise ConfigError(
-            f"{who}: a part of the model is compiled, and may leave out hooks of later; compile it after overlap"
+            f"{who}: a part of the model is compiled, and may leave out hooks that come later; compile it after overlap"
         )
 
 
