@@ -31,12 +31,15 @@ from torch.nn.parallel import DistributedDataParallel
 import commlayer
 from commlayer.compress.fine import Fine
 from commlayer.frontend.group import kept, transfer
-from commlayer.frontend.local import grace, training
-from commlayer.frontend.local.arguments import CODECS
+from commlayer.frontend.local import grace, pace, training
+from commlayer.frontend.local.arguments import CODECS, Arguments
 from commlayer.frontend.local.fragment import fragments_of
 from commlayer.frontend.local.outer import PLAIN, Outer
+from commlayer.frontend.local.pace import Pace
 from commlayer.frontend.local.rounds import Rounds
 from commlayer.frontend.local.site import Site
+from commlayer.frontend.local.sync import Head
+from commlayer.frontend.local.turns import Turns
 from commlayer.transport import joining as joining_of_groups
 from tests import ranks
 from tests.process.test_local_steps import ERRORS, Given
@@ -97,6 +100,8 @@ class Plan:
     quorum: int | None = None
     away: tuple[tuple[int, int], ...] = ()
     """Process, and the turn of a sync which its loop does not begin: it waits until that has begun without it."""
+    is_paced: bool = False
+    """Whether H changes as training goes on, as with `every="auto"`."""
     waits: bool = False
     """Whether steps are long while a site that has asked does not train: so all join, also on a busy machine."""
 
@@ -146,6 +151,8 @@ class Report:
     """The turns of the syncs whose outcome came from another site, after a death."""
     missed: list[int]
     """The turns of the syncs that began while the loop was away."""
+    turns: Turns
+    """Those at the end."""
 
 
 AWAY_S = 2.0
@@ -230,6 +237,24 @@ def _die_in_transfer(pieces: int) -> None:
         end.pump = pump  # type: ignore[method-assign]
 
 
+def _pace(plan: Plan, site: int) -> None:
+    """Lets all sites find, at random turns, that H is too small or too large."""
+    form: Any = vars(Arguments)["form"]
+    vars(pace).update(WINDOW=2)
+    told = Pace.tell
+
+    def tell(self: Pace, head: Head, of: Site) -> Head:
+        head, draw = told(self, head, of), random.Random(f"{plan.seed} {head.turn}")
+        if head.turn <= self.turns.since_turn or (head.turn - self.turns.since_turn) % pace.WINDOW:
+            return head
+        waited, used = draw.choice([(0.4, 1.0), (0.0, 0.3), (0.0, 1.0)])
+        own = random.Random(f"{plan.seed} {head.turn} {site}").random()
+        return head._replace(waited=waited * (1 + own), used=used * (1 - own / 2))
+
+    setattr(Arguments, "form", property(lambda self: form.fget(self)._replace(is_paced=True)))  # noqa: B010
+    setattr(Pace, "tell", tell)  # noqa: B010
+
+
 def _die(after_s: float) -> None:
     time.sleep(after_s)
     os.kill(os.getpid(), signal.SIGKILL)
@@ -294,6 +319,8 @@ def train(process: int, size: int, plan: Plan, folder: str) -> Report | str | No
         _die_in_transfer(plan.last_piece[1])
     if plan.kept < kept.KEPT_LEAST:
         vars(kept).update(KEPT_BYTES=0, KEPT_LEAST=plan.kept)
+    if plan.is_paced:
+        _pace(plan, process // plan.width)
     vars(grace).update(TURNS_LEAST=1, TIMES=0.0, STEPS=0, SECONDS_LEAST=0.02)
     if joins:
         store.set(f"started {process}", "")
@@ -360,6 +387,7 @@ def train(process: int, size: int, plan: Plan, folder: str) -> Report | str | No
         made,
         rounds.taken,
         missed,
+        rounds.turns,
     )
 
 
@@ -404,6 +432,7 @@ def check(plan: Plan, **options: Any) -> dict[int, Report]:
         assert report.syncs.items() <= first.syncs.items(), "a sync that not all have applied"
         assert list(report.syncs) == list(first.syncs)[-len(report.syncs) :], "a sync that not all have applied"
         mates = {lived[mate].steps for mate in plan.mates(process) if mate in lived}
+        assert report.turns == first.turns, "two schedules"
         assert mates == {report.steps}, f"the ranks of a site end after {mates} steps, and no error says so"
         late = {turn for site, turn in left_out(first) if site == report.number // plan.width}
         assert late >= set(report.missed), "a loop that is away counts"
@@ -533,6 +562,7 @@ def random_plan(seed: int) -> Plan:
         kept=draw.choice([2, 8]),
         waits=draw.random() < 0.8,
         early=early_of(seed, SIZE, steps),
+        is_paced=not is_uneven and random.Random(f"{seed} paced").random() < 1 / 3,
     )
 
 
@@ -595,6 +625,7 @@ def random_site_plan(seed: int) -> Plan:
         waits=draw.random() < 0.8,
         outer=draw.choice([(1.0, 0.0), (1.0, 0.0), (0.7, 0.6)]),
         early=early_of(seed, sites * width, steps),
+        is_paced=not is_uneven and random.Random(f"{seed} paced").random() < 1 / 3,
     )
 
 
@@ -604,7 +635,7 @@ def late(plan: Plan) -> Plan:
     turns = range(1, plan.steps * plan.fragments // plan.every)
     size = plan.size + plan.width * len(plan.joins)
     away = tuple((process, turn) for process in range(size) for turn in turns if draw.random() < 0.08)
-    return dataclasses.replace(plan, quorum=draw.choice([1, 2]), away=away)
+    return dataclasses.replace(plan, quorum=draw.choice([1, 2]), away=away, is_paced=False)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -146,7 +146,8 @@ class Arguments:
     @property
     def form(self) -> Form:
         """How fragments travel."""
-        return Form(self.codec, self.fine, self.samples is not None or self.uneven, self.uneven, self.quorum)
+        is_weighted = self.samples is not None or self.uneven
+        return Form(self.codec, self.fine, is_weighted, self.uneven, self.quorum, self.every == "auto")
 
     def settings(self, turns: Turns | None, weights: Weights, site: Site) -> dict[str, Any]:
         """What must be alike on all ranks, by name."""

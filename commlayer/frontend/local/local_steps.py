@@ -340,6 +340,8 @@ class LocalSteps:
             f"{outer.lr:g} and Nesterov momentum {outer.momentum:g}; {exact.steps} exact steps, {rounds.steps} local "
             f"steps and {rounds.syncs} syncs so far"
         )
+        if rounds.pace.changes:
+            lines.append(str(rounds.pace))
         if rounds.stand_in is not None:
             lines.append(str(rounds.stand_in))
         return "\n".join(lines)

@@ -24,6 +24,7 @@ from .bell import Bell
 from .living import Living
 from .meeting import LOST
 from .outer import Outer
+from .pace import Pace
 from .report import Report, outcome_of
 from .shared import Shared
 from .site import Site
@@ -52,13 +53,15 @@ class Form(NamedTuple):
     """Whether a site begins a turn as soon as another one does."""
     quorum: int | None = None
     """The sites that must count in a sync, at least; None: all that live."""
+    is_paced: bool = False
+    """Whether H follows the times of syncs."""
 
 
 class Rounds:
     """All ranks make the same syncs in the same order."""
 
     def __init__(self, living: Living, weights: Weights, site: Site, turns: Turns, outer: Outer, form: Form) -> None:
-        self.turns = turns
+        self.pace = Pace(turns, follows=form.is_paced)
         self._living, self._weights, self._site, self._form = living, weights, site, form
         self.shared = Shared(weights, site, turns.fragments, outer, form.fine)
         self.steps = 0
@@ -83,6 +86,11 @@ class Rounds:
         """Whether this site has joined, and made no step since."""
         self._is_away = False
         """Whether a thread acts on behalf of the loop."""
+
+    @property
+    def turns(self) -> Turns:
+        """Those of the next sync."""
+        return self.pace.turns
 
     def listen(self, silence_s: float) -> None:
         """Before the first step: from now on, turns that other sites begin are heard."""
@@ -128,6 +136,8 @@ class Rounds:
         self._before = self.shared.trained
         self._pump()
         self._tally.add(samples)
+        if self.pace.follows and self._sync is not None and self._sync.is_done:
+            self.pace.see(self._sync.head.turn, self._sync.age + 1)
         if self._is_to_apply():
             self._finish()
             if self._kept:
@@ -216,7 +226,7 @@ class Rounds:
         digest = 0 if self._arriving.joins else fragment.digest()
         invites = not is_leaving and self._living.invite()
         head = Head(self.syncs, digest, finite(difference), is_leaving, steps, samples)
-        head = head._replace(is_listening=self._is_listening, invites=invites)
+        head = self.pace.tell(head._replace(is_listening=self._is_listening, invites=invites), self._site)
         is_last = at == self.turns.fragments - 1
         buffers = (
             self._site.average(self._weights.flat_buffers())
@@ -263,8 +273,10 @@ class Rounds:
             return ()
         self._is_away = not is_loop
         sync, self._sync = self._sync, None
-        sync, outcome, is_heard = self._ended(sync, pumps=is_loop)
+        with self.pace.waiting(sync.head.turn):
+            sync, outcome, is_heard = self._ended(sync, pumps=is_loop)
         turn, counted = sync.head.turn, sync.counted()
+        self.pace.end(outcome.heads)
         if not self._arriving.joins:
             own = None if sync.head.is_late else sync
             self._kept.add(Ended(turn, outcome, counted if own or counted.any() else 0.0, own, sync.age))

@@ -52,6 +52,14 @@ class Head(NamedTuple):
     """Whether sites wait that join after this sync."""
     is_late: bool = False
     """Whether its loop has not come, so that it counts nothing."""
+    waited: float = 0.0
+    """The share of its time that its site has waited for syncs, see `following`."""
+    used: float = 1.0
+    """The share of a turn in which syncs ended, see `following`."""
+    every: int = 0
+    """Those of the turns of which it is a sync; 0: the state that it came from does not tell."""
+    since_turn: int = -1
+    since_step: int = 0
 
 
 class Outcome(NamedTuple):
@@ -201,8 +209,8 @@ def no_count(who: str, rank: int) -> str:
 
 
 def _head(values: Sequence[float]) -> Head:
-    turn, digest, finite, leaving, steps, samples, *joins = values
-    return Head(int(turn), int(digest), bool(finite), bool(leaving), int(steps), samples, *map(bool, joins))
+    kinds = (type(default) for default in Head(0, 0, True, False, 0, 0.0))
+    return Head(*(kind(value) for kind, value in zip(kinds, values, strict=True)))
 
 
 def finite(values: Tensor) -> bool:

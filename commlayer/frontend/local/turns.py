@@ -16,9 +16,11 @@ EVERY_MAX = 1_000_000
 class Turns:
     """The turns of `fragments` fragments within `every` local steps.
 
-    Turns are counted from 0; turn j belongs to fragment j mod `fragments`, begins after local step (j + 1) * `every` /
-    `fragments`, rounded up, and ends when its average is applied: `delay` steps later, but before the next turn begins.
-    `delay` is at most the longest distance of two turns. Raises ConfigError for values that contradict each other.
+    Turns are counted from 0; turn j belongs to fragment j mod `fragments`. Turn `since_turn` begins after local step
+    `since_step`, and each later one `every` / `fragments` steps after the one before, rounded up; so without changes of
+    `every`, turn j begins after local step (j + 1) * `every` / `fragments`. A turn ends when its average is applied:
+    `delay` steps later, but before the next turn begins. `delay` is at most the longest distance of two turns. Raises
+    ConfigError for values that contradict each other.
     """
 
     every: int
@@ -27,6 +29,10 @@ class Turns:
     delay: int
     """The most local steps from the start of a sync to its application. Where `fragments` does not divide `every`,
     some turns are a step shorter than others."""
+    since_turn: int = -1
+    """The turn from which on `every` holds; -1: from the start."""
+    since_step: int = 0
+    """The local step after which that turn begins."""
 
     def __post_init__(self) -> None:
         limits = {"every": (1, EVERY_MAX), "fragments": (1, EVERY_MAX), "delay": (0, EVERY_MAX)}
@@ -65,7 +71,8 @@ class Turns:
 
     def begins(self, steps: int) -> bool:
         """Whether a turn begins after the local step that makes their number `steps`."""
-        return steps * self.fragments // self.every > (steps - 1) * self.fragments // self.every
+        made = steps - self.since_step
+        return made * self.fragments // self.every > (made - 1) * self.fragments // self.every
 
     def length(self, turn: int) -> int:
         """The steps from the start of the turn before, or of the training, to the start of this one."""
@@ -73,7 +80,11 @@ class Turns:
 
     def steps(self, turn: int) -> int:
         """The local step after which this turn begins."""
-        return -(-(turn + 1) * self.every // self.fragments)
+        return self.since_step - (self.since_turn - turn) * self.every // self.fragments
+
+    def changed(self, every: int, turn: int, step: int) -> Turns:
+        """The turns with another `every` since `turn`, which begins after `step`; each sync has a whole turn."""
+        return dataclasses.replace(Turns.of(every, self.fragments, None), since_turn=turn, since_step=step)
 
     def fragment(self, turn: int) -> int:
         """The fragment of a turn. All ranks count turns, never local steps: a GradScaler may skip steps of one rank."""
