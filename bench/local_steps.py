@@ -87,12 +87,20 @@ def measure_training(rate: str) -> dict[str, Any]:
     return {"network": scenario.table, "runs": kept, "machine": about, "measured": today()}
 
 
+def rates_of(case: str) -> tuple[int, ...]:
+    """The rates of a case's networks, in Mbit/s."""
+    if case == SITES_OF_TWO:
+        return SITES_OF_TWO_RATES
+    if case == EXACT:
+        return (EXACT_RATE,)
+    return (RATES_MBIT_S[0],) if case in SPECIAL else (int(case),)
+
+
 def measure_case(case: str, rounds: int, *, short: bool = False) -> dict[str, Any]:
     """The results of a case by the name of its network. Raises BenchError if a rank failed."""
     found = {}
-    is_of_two, is_special = case == SITES_OF_TWO, case in SPECIAL
-    rates = {SITES_OF_TWO: SITES_OF_TWO_RATES, EXACT: (EXACT_RATE,)}
-    for rate in rates.get(case, (RATES_MBIT_S[0] if is_special else int(case),)):
+    is_of_two = case == SITES_OF_TWO
+    for rate in rates_of(case):
         link = Link(rate_bps=rate * 1e6, loss=0.01 * is_of_two, delay_ms=50.0 * is_of_two)
         hosts, per_host = (8, 2) if is_of_two else (HOSTS, 1)
         algorithms = ("cubic", "bbr")
