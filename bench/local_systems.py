@@ -53,7 +53,7 @@ def jobs_of_two() -> list[Job]:
     common: dict[str, Any] = {"step_s": 0.28, "ranks_per_host": 2}
     return [
         Job(ALONE, is_alone=True, **common),
-        Job(LOCAL_AUTO, local={"every": "auto"}, warm_up=160, steps=24, **common),
+        Job(LOCAL_AUTO, local={"every": "auto"}, warm_up=100, steps=24, **common),
         *(Job(name_of(h), local={"every": h}, warm_up=1, steps=24, **common) for h in (8, 32)),
     ]
 

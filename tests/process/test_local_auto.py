@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,10 +15,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import commlayer
-from commlayer.frontend.local import exact
+from commlayer.frontend.local import exact, pace
 from commlayer.frontend.local.bucket import Bucket
 from commlayer.frontend.local.exact import ExactSteps
 from commlayer.frontend.local.measured import Measured
+from commlayer.frontend.local.sync import Outcome, Sync
 from tests import ranks
 from tests.process.test_local_state import copied, values
 from tests.process.test_local_steps import Net, equal_on_all, loss_of, train
@@ -208,6 +212,60 @@ def test_the_latency_of_the_link_makes_syncs_rarer(rank: int, size: int) -> None
             train(model, optimizer, rank, range(exact.MEASURED + 1))
             assert "240 ms of latency" in local.explain()
             assert "in 4 fragments, each sent every 10 steps" in local.explain()
+
+
+@contextlib.contextmanager
+def slow_syncs(rank: int, seconds: float) -> Iterator[None]:
+    """A context in which syncs end so late, on rank 1 somewhat later."""
+    finish = Sync.finish
+
+    def finish_late(self: Sync) -> Outcome:
+        time.sleep(seconds * (1 + rank))
+        return finish(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pace, "WINDOW", 4)
+        patch.setattr(Sync, "finish", finish_late)
+        yield
+
+
+@ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
+def test_h_follows_the_times_of_syncs_also_after_a_restore(rank: int, size: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        pretend(patch, 0.1, 1e9, 0.1)
+        model = Net()
+        optimizer = adam(model)
+        with slow_syncs(rank, 0.1), commlayer.LocalSteps(model, optimizer) as local:
+            train(model, optimizer, rank, range(exact.MEASURED + 7))
+            assert "each sent every 4 steps" in local.explain()
+            assert "followed" not in local.explain()
+            train(model, optimizer, rank, range(40))
+            told: list[Any] = [None] * size
+            dist.all_gather_object(told, (local.explain(), local._training.rounds.turns))
+            assert told[0] == told[1]
+            turns = told[0][1]
+            assert turns.every > 4
+            assert f", {turns.every} from sync {turns.since_turn} on" in local.explain()
+            saved = copied((model.state_dict(), optimizer.state_dict(), local.state_dict()))
+        model = Net()
+        optimizer = adam(model)
+        local = commlayer.LocalSteps(model, optimizer)
+        for each, state in zip((model, optimizer, local), saved, strict=True):
+            each.load_state_dict(state)
+        with local:
+            assert local._training.rounds.turns == turns
+            train(model, optimizer, rank, range(3 * turns.every))
+            assert equal_on_all(torch.tensor([local.syncs]))
+        assert equal_on_all(values(model))
+
+
+@ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
+def test_a_given_h_stays_where_syncs_are_slow(rank: int, size: int) -> None:
+    model = Net()
+    optimizer = adam(model)
+    with slow_syncs(rank, 0.02), commlayer.LocalSteps(model, optimizer, 4) as local:
+        train(model, optimizer, rank, range(30))
+        assert "each sent every 4 steps" in local.explain()
 
 
 @ranks.on(2, ranks.run_job, environ=ranks.NETWORK)

@@ -44,6 +44,14 @@ def test_a_site_joins_on_a_host_of_several(hosts: tuple[int, ...]) -> None:
     assert counted(found[SIZE])
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_site_joins_while_h_changes(seed: int) -> None:
+    """It learns H from the syncs of the others: `check` compares the turns at the end."""
+    found = check(Plan(seed, joins=(1,), waits=True, is_paced=True, codec="int8", steps=40))
+    assert len(counted(found[SIZE])) > 1
+    assert found[0].turns.since_turn > 0
+
+
 def test_two_sites_join_at_once() -> None:
     found = check(Plan(joins=(1, 1), waits=True))
     assert {found[process].number for process in (SIZE, SIZE + 1)} == {SIZE, SIZE + 1}

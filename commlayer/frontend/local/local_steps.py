@@ -53,8 +53,8 @@ class LocalSteps:
     and all ranks of WORLD take part. The engine sends; the job may have any backend.
 
     `every="auto"` measures the link and the step in a few exact steps, in which gradients are averaged, and takes the
-    least H that hides the network, with H fragments at most; where that is 1, all steps stay exact. `exact_steps` is
-    the number of exact steps at the start of a training. `policy` is that of their gradients, as of a HookState; None:
+    least H that hides the network, with H fragments at most; where that is 1, all steps stay exact. Later H follows the
+    times of syncs. `exact_steps` is the number of exact steps at the start of a training. `policy` is that of their gradients, as of a HookState; None:
     the job's settings, or the default one, float32.
 
     `fragments` parts of the model are sent in turn, each every `every` steps, by a codec of `CODECS`. A sync is applied

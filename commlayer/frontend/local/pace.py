@@ -69,8 +69,9 @@ class Pace:
         least, most = site.largest([-waited, used[math.ceil(len(used) * (1 - REST)) - 1]])
         return head._replace(waited=-least, used=most)
 
-    def end(self, heads: Sequence[Head]) -> None:
-        """A sync has ended, with the heads of all sites. All come to the same turns; a site that joins learns them."""
+    def end(self, heads: Sequence[Head], *, logs: bool) -> None:
+        """A sync has ended, with the heads of all sites. All come to the same turns; a site that joins learns them.
+        `logs`: changes."""
         known = [head for head in heads if head.every and not head.is_listening]
         if not self.follows or not known:
             return
@@ -81,11 +82,12 @@ class Pace:
         if following != every:
             turns = turns.changed(following, turn + 1, turns.steps(turn + 1))
             self.changes.append((turn + 1, following))
-            log.info(
-                "LocalSteps: H was %d and is %d from sync %d on: the sites waited at least %.0f %% of their time for "
-                "syncs, which took up to %.0f %% of their turns",
-                every, following, turn + 1, 100 * waited, 100 * used,
-            )  # fmt: skip
+            if logs:
+                log.info(
+                    "LocalSteps: H was %d and is %d from sync %d on: each site waited for at least %.0f %% of the time, "
+                    "and nine of ten syncs took at most %.0f %% of a turn",
+                    every, following, turn + 1, 100 * waited, 100 * used,
+                )  # fmt: skip
         if turns != self.turns:
             self.turns = turns
             self._begin()

@@ -276,7 +276,7 @@ class Rounds:
         with self.pace.waiting(sync.head.turn):
             sync, outcome, is_heard = self._ended(sync, pumps=is_loop)
         turn, counted = sync.head.turn, sync.counted()
-        self.pace.end(outcome.heads)
+        self.pace.end(outcome.heads, logs=self._living.group.rank() == 0)
         if not self._arriving.joins:
             own = None if sync.head.is_late else sync
             self._kept.add(Ended(turn, outcome, counted if own or counted.any() else 0.0, own, sync.age))

@@ -72,7 +72,7 @@ def train(loops: Sequence[Loop], turns: range, sync_s: Sequence[float]) -> set[i
         begin_s = max(loop.now_s for loop in loops)
         for loop in loops:
             loop.end(turn, begin_s + sync_s[turn % len(sync_s)])
-            loop.pace.end(heads)
+            loop.pace.end(heads, logs=False)
         assert len({(loop.pace.turns, loop.steps) for loop in loops}) == 1
         found.add(loops[0].pace.turns.every)
     return found
@@ -124,7 +124,7 @@ def test_a_site_that_joins_learns_the_turns_and_does_not_count_in_its_first_wind
     listening = Head(5 * WINDOW + 3, 0, True, False, 0, 0.0, is_listening=True)
     heads = [old.begin(5 * WINDOW + 3), new.pace.tell(listening, Site())]
     for loop in (old, new):
-        loop.pace.end(heads)
+        loop.pace.end(heads, logs=False)
     assert new.pace.turns == old.pace.turns
     new.steps, new.now_s = old.steps, old.now_s
     turns = range(5 * WINDOW + 4, 8 * WINDOW)
