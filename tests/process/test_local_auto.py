@@ -20,6 +20,7 @@ from commlayer.frontend.local.bucket import Bucket
 from commlayer.frontend.local.exact import ExactSteps
 from commlayer.frontend.local.measured import Measured
 from commlayer.frontend.local.sync import Outcome, Sync
+from commlayer.frontend.local.turns import Turns
 from tests import ranks
 from tests.process.test_local_state import copied, values
 from tests.process.test_local_steps import Net, equal_on_all, loss_of, train
@@ -160,7 +161,7 @@ def test_steps_that_stay_exact_take_the_codec_of_the_policy(rank: int, size: int
             assert local.syncs == 0
 
 
-@pytest.mark.parametrize(("every", "fragments"), [(2, 2), (9, 4)])
+@pytest.mark.parametrize(("every", "fragments"), [(2, 2), (12, 4)])
 def test_auto_takes_the_least_number_of_steps_that_hides_the_network(every: int, fragments: int) -> None:
     # 14407 values of 0.77 bytes, 4/3 of them per sync: every - 0.5 steps.
     size = sum(parameter.numel() for parameter in Net().parameters())
@@ -211,7 +212,7 @@ def test_the_latency_of_the_link_makes_syncs_rarer(rank: int, size: int) -> None
         with commlayer.LocalSteps(model, optimizer) as local:
             train(model, optimizer, rank, range(exact.MEASURED + 1))
             assert "240 ms of latency" in local.explain()
-            assert "in 4 fragments, each sent every 10 steps" in local.explain()
+            assert "in 4 fragments, each sent every 12 steps" in local.explain()
 
 
 @contextlib.contextmanager
@@ -229,6 +230,11 @@ def slow_syncs(rank: int, seconds: float) -> Iterator[None]:
         yield
 
 
+def turns_of(local: commlayer.LocalSteps) -> Turns:
+    assert local._training.rounds is not None
+    return local._training.rounds.turns
+
+
 @ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
 def test_h_follows_the_times_of_syncs_also_after_a_restore(rank: int, size: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -237,23 +243,24 @@ def test_h_follows_the_times_of_syncs_also_after_a_restore(rank: int, size: int)
         optimizer = adam(model)
         with slow_syncs(rank, 0.1), commlayer.LocalSteps(model, optimizer) as local:
             train(model, optimizer, rank, range(exact.MEASURED + 7))
-            assert "each sent every 4 steps" in local.explain()
+            assert "each sent every 8 steps" in local.explain()
             assert "followed" not in local.explain()
             train(model, optimizer, rank, range(40))
             told: list[Any] = [None] * size
-            dist.all_gather_object(told, (local.explain(), local._training.rounds.turns))
+            dist.all_gather_object(told, (local.explain(), turns_of(local)))
             assert told[0] == told[1]
             turns = told[0][1]
-            assert turns.every > 4
+            assert turns.every > 8
             assert f", {turns.every} from sync {turns.since_turn} on" in local.explain()
             saved = copied((model.state_dict(), optimizer.state_dict(), local.state_dict()))
         model = Net()
         optimizer = adam(model)
         local = commlayer.LocalSteps(model, optimizer)
-        for each, state in zip((model, optimizer, local), saved, strict=True):
-            each.load_state_dict(state)
+        model.load_state_dict(saved[0])
+        optimizer.load_state_dict(saved[1])
+        local.load_state_dict(saved[2])
         with local:
-            assert local._training.rounds.turns == turns
+            assert turns_of(local) == turns
             train(model, optimizer, rank, range(3 * turns.every))
             assert equal_on_all(torch.tensor([local.syncs]))
         assert equal_on_all(values(model))

@@ -54,8 +54,8 @@ class LocalSteps:
 
     `every="auto"` measures the link and the step in a few exact steps, in which gradients are averaged, and takes the
     least H that hides the network, with H fragments at most; where that is 1, all steps stay exact. Later H follows the
-    times of syncs. `exact_steps` is the number of exact steps at the start of a training. `policy` is that of their gradients, as of a HookState; None:
-    the job's settings, or the default one, float32.
+    times of syncs. `exact_steps` is the number of exact steps at the start of a training. `policy` is that of their
+    gradients, as of a HookState; None: the job's settings, or the default one, float32.
 
     `fragments` parts of the model are sent in turn, each every `every` steps, by a codec of `CODECS`. A sync is applied
     `delay` steps after its start, and not after the next one's start; None: when the next one starts. `outer` is

@@ -84,8 +84,8 @@ class Pace:
             self.changes.append((turn + 1, following))
             if logs:
                 log.info(
-                    "LocalSteps: H was %d and is %d from sync %d on: each site waited for at least %.0f %% of the time, "
-                    "and nine of ten syncs took at most %.0f %% of a turn",
+                    "LocalSteps: H was %d and is %d from sync %d on: each site waited for syncs for at least %.0f %% "
+                    "of the time, and nine of ten syncs took at most %.0f %% of a turn",
                     every, following, turn + 1, 100 * waited, 100 * used,
                 )  # fmt: skip
         if turns != self.turns:
@@ -98,7 +98,7 @@ class Pace:
 
 
 def following_every(every: int, fragments: int, waited: float, used: float) -> int:
-    """The H that follows `every`, both in steps.
+    """The H that follows `every`, both in steps. A new H gives all turns the same length.
 
     `waited` is the share of its time that the site waited for syncs which waited least, so that the waits are those for
     the network, and not for a slow site. If each sync takes S seconds and each turn T < S, it is 1 - T / S, and turns
@@ -106,7 +106,10 @@ def following_every(every: int, fragments: int, waited: float, used: float) -> i
     where they took longest.
     """
     if waited > WAITED:
-        return min(math.ceil(every / max(1 - waited, 1 / FACTOR)), EVERY_MAX)
-    if used <= USED:
-        return max(math.ceil(every * max(used * ROOM, 1 / FACTOR)), fragments, 2)
-    return every
+        factor = 1 / max(1 - waited, 1 / FACTOR)
+    elif used <= USED:
+        factor = max(used * ROOM, 1 / FACTOR)
+    else:
+        return every
+    steps = math.ceil(every * factor / fragments)  # of each turn
+    return max(fragments * min(steps, EVERY_MAX // fragments), 2)

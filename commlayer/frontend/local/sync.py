@@ -209,8 +209,8 @@ def no_count(who: str, rank: int) -> str:
 
 
 def _head(values: Sequence[float]) -> Head:
-    kinds = (type(default) for default in Head(0, 0, True, False, 0, 0.0))
-    return Head(*(kind(value) for kind, value in zip(kinds, values, strict=True)))
+    kinds = [type(default) for default in Head(0, 0, True, False, 0, 0.0)]
+    return Head._make(kind(value) for kind, value in zip(kinds, values, strict=True))
 
 
 def finite(values: Tensor) -> bool:

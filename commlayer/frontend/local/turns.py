@@ -92,11 +92,11 @@ class Turns:
 
 
 def least_every(bytes_s: float, latency_s: float, step_s: float, fragments: int) -> int:
-    """The least number of local steps that hides the syncs of up to `fragments` fragments: H*.
+    """The least number of local steps whose turns all hide a sync, of up to `fragments` fragments: H*.
 
     The values of all fragments together take `bytes_s` seconds B on a site's link, and each sync `latency_s` seconds L
     more, whatever its length; a step takes `step_s` seconds t. With H steps there are F = min(H, `fragments`)
-    fragments, and a sync has H / F steps: L + B / F <= H / F t. 0 without values.
+    fragments, and the shortest turn has H / F steps, rounded down: L + B / F <= floor(H / F) t. 0 without values.
     """
     if bytes_s <= 0:
         return 0
@@ -104,4 +104,4 @@ def least_every(bytes_s: float, latency_s: float, step_s: float, fragments: int)
         least = math.ceil(bytes_s / (step_s - latency_s))  # a sync in each step: F = H
         if least <= fragments:
             return least
-    return math.ceil((fragments * latency_s + bytes_s) / step_s)
+    return fragments * math.ceil((latency_s + bytes_s / fragments) / step_s)

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from bench import local_loss
+from bench import local_loss, local_steps
 from bench.jobs.local_steps import Job
 from bench.local_loss import LENGTHS, System, usual
 from bench.local_steps_page import best_gloo, percentile, tables
@@ -21,6 +21,7 @@ from bench.local_systems import (
     SPEEDS,
     STALLS,
     STATE,
+    TORCHFT,
     UNEVEN,
     WAITING,
     jobs_of,
@@ -135,3 +136,18 @@ def test_local_jobs_run_whole_rounds_of_their_own_count() -> None:
         if job.local is not None and job.local["every"] != "auto":
             assert job.local.get("fragments", 4) <= job.local["every"]
     assert {job.period for job in jobs_of()} == {0, *PERIODS}
+
+
+def test_each_case_has_the_rates_of_its_networks() -> None:
+    found = {case: local_steps.rates_of(case) for case in (*local_steps.CASES, TORCHFT)}
+    assert found == {
+        "20": (20,),
+        "100": (100,),
+        "200": (200,),
+        "1000": (1000,),
+        "8x2": (20, 1000),
+        SPEEDS: (20,),
+        STALLS: (20,),
+        EXACT: (200,),
+        TORCHFT: (20,),
+    }

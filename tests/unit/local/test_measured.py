@@ -32,12 +32,12 @@ def test_a_short_average_that_takes_longer_than_the_long_one_is_all_latency() ->
     found = Measured.of(SITES, VALUES, 0.5, 0.2, 0.3, 0.1, FRAGMENTS)
     assert found.rate == pytest.approx(2 * (SITES - 1) / SITES * VALUES * 4 / 0.2)
     assert 0.25 < found.latency_s < 0.3
-    assert found.every == -(-(FRAGMENTS * found.latency_s + 0.025) // 0.1)
+    assert found.every == FRAGMENTS * -(-(found.latency_s + 0.025 / FRAGMENTS) // 0.1)
 
 
 def test_a_fast_link_stays_exact_unless_its_latency_is_long() -> None:
     assert measured(1e9, 0.001).every == 1
     assert measured(1e9, 0.02).every == 1
     assert measured(1e9, 0.03).every == 2
-    assert measured(1e9, 0.2).every == 9
+    assert measured(1e9, 0.2).every == 12
     assert Measured.of(1, VALUES, 0.5, 1e-3, 1e-3, 0.1, FRAGMENTS).every == 0

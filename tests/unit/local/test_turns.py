@@ -55,7 +55,7 @@ def test_fewer_steps_than_fragments_are_refused_with_the_remedy() -> None:
 def test_least_every_is_the_time_of_the_bytes_in_steps() -> None:
     assert least_every(1.2, 0.0, 0.1, 4) == 12
     assert least_every(1.2, 0.0, 0.1001, 4) == 12
-    assert least_every(1.2, 0.0, 0.0999, 4) == 13
+    assert least_every(1.2, 0.0, 0.0999, 4) == 16  # turns of 3 steps would be too short
     assert least_every(0.003, 0.0, 0.1, 4) == 1
     assert least_every(0.0, 0.5, 0.1, 4) == 0
 
@@ -72,9 +72,9 @@ def test_a_sync_fits_into_its_turn_and_one_step_less_is_too_few(
     bytes_s: float, latency_s: float, step_s: float, fragments: int
 ) -> None:
     def share(every: int) -> float:
-        """Of its turn that a sync takes."""
+        """Of the shortest turn that a sync takes."""
         parts = min(every, fragments)
-        return (latency_s + bytes_s / parts) / (every / parts * step_s)
+        return (latency_s + bytes_s / parts) / (every // parts * step_s)
 
     least = least_every(bytes_s, latency_s, step_s, fragments)
     assert share(least) <= 1 + 1e-9
