@@ -126,6 +126,44 @@ static void tell(struct cl_news_item *news)
         cl_doorbell_wake(cl_host_doorbell(member->host, member->group.channels.self));
 }
 
+static void tell_early(struct cl_news_item *news)
+{
+    struct cl_submission *submission = (void *)((char *)news - offsetof(struct cl_submission, news));
+    cl_submission_publish_early(submission, &cl_member_of(submission->operation.group)->engine->events);
+}
+
+/* The caller knows of the end, and may have let go of the operation. */
+static void tell_last(struct cl_news_item *news)
+{
+    struct cl_submission *submission = (void *)((char *)news - offsetof(struct cl_submission, last));
+    cl_submission_end(submission, submission->ended, &cl_member_of(submission->operation.group)->engine->events);
+}
+
+/* What the copies of an operation count among those of short messages. */
+static uint64_t copied_bytes(const struct cl_operation *operation)
+{
+    if (operation->kind != CL_OPERATION_PLAN)
+        return operation->transfer.length;
+    return operation->plan->end == CL_END_COPIED ? operation->plan->output_bytes : 0;
+}
+
+static bool end_early(void *context, struct cl_operation *operation)
+{
+    struct cl_member *member = context;
+    struct cl_engine *engine = member->engine;
+    struct cl_submission *submission = (struct cl_submission *)operation;
+    if (!cl_eager_reserve(&member->eager, copied_bytes(operation)))
+        return false;
+    atomic_fetch_add(&engine->eager_messages, 1);
+    atomic_fetch_add(&engine->operations_done, 1);
+    submission->early = true;
+    operation->times.first_us = cl_executor_first_us(operation->executor);
+    operation->times.ended_us = cl_now_us();
+    submission->news.tell = tell_early;
+    cl_news_add(&engine->news, &submission->news);
+    return true;
+}
+
 void cl_member_ended(void *context, struct cl_operation *operation, int status)
 {
     struct cl_member *member = context;
@@ -133,13 +171,19 @@ void cl_member_ended(void *context, struct cl_operation *operation, int status)
     if (status == CL_OK)
         count_operation(member, operation);
     operation->times.ended_us = cl_now_us(); /* its last turn may have been long */
-    atomic_fetch_add(status == CL_OK ? &engine->operations_done : &engine->operations_failed, 1);
+    if (!operation->early)
+        atomic_fetch_add(status == CL_OK ? &engine->operations_done : &engine->operations_failed, 1);
     struct cl_submission *submission = (struct cl_submission *)operation;
     if (submission->early) {
-        cl_eager_release(&member->eager, operation->transfer.length);
+        cl_eager_release(&member->eager, copied_bytes(operation));
         atomic_fetch_sub(&engine->eager_messages, 1);
     }
     submission->ended = status;
+    if (operation->early) {
+        submission->last.tell = tell_last;
+        cl_news_add(&engine->news, &submission->last);
+        return;
+    }
     submission->news.tell = tell;
     if (operation->plan->network_steps > 0)
         cl_news_add(&engine->news, &submission->news);
@@ -261,8 +305,9 @@ int cl_group_open(cl_engine *engine, const struct cl_group_options *options, cl_
     member->spin_us = options->spin_us;
     member->neighbours = calloc(options->local_count, sizeof *member->neighbours);
     member->lags = calloc(options->size, sizeof *member->lags);
-    struct cl_group_io io = {member,     wake,    wake_host,       post,   request_bell, is_gone,
-                             abort_host, aborted, cl_member_ended, notify, listen_for,   read_memory};
+    struct cl_group_io io = {member,     wake,    wake_host,       post,      request_bell, is_gone,
+                             abort_host, aborted, cl_member_ended, end_early, notify,       listen_for,
+                             read_memory};
     pthread_mutex_lock(&engine->core);
     struct cl_endpoint *endpoint = engine->endpoint; /* set once */
     pthread_mutex_unlock(&engine->core);

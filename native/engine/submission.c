@@ -53,14 +53,8 @@ bool cl_submission_end_early(struct cl_submission *submission, const void *memor
     return true;
 }
 
-void cl_submission_end(struct cl_submission *submission, int status, struct cl_events *events)
+static void publish(struct cl_submission *submission, int status, struct cl_events *events)
 {
-    if (submission->early) {
-        free(submission->copy); /* the caller may keep its handle for long */
-        submission->copy = NULL;
-        cl_operation_release(&submission->operation);
-        return;
-    }
     submission->times = submission->operation.times;
     cl_operation_write_done(&submission->operation, status);
     atomic_store(&submission->status, status);
@@ -70,6 +64,22 @@ void cl_submission_end(struct cl_submission *submission, int status, struct cl_e
         cl_packet_wait_end(submission->packet_wait, &submission->done);
     if (atomic_exchange(&submission->notify, NOTIFY_DONE) == NOTIFY_ASKED)
         cl_events_push(events, submission->token, status);
+}
+
+void cl_submission_publish_early(struct cl_submission *submission, struct cl_events *events)
+{
+    publish(submission, CL_OK, events);
+}
+
+void cl_submission_end(struct cl_submission *submission, int status, struct cl_events *events)
+{
+    if (submission->early) {
+        free(submission->copy); /* the caller may keep its handle for long */
+        submission->copy = NULL;
+        cl_operation_release(&submission->operation);
+        return;
+    }
+    publish(submission, status, events);
     cl_operation_release(&submission->operation);
 }
 

@@ -23,6 +23,7 @@ struct cl_submission {
     struct cl_message_wait *message_wait; /* the wait for a message that may come through shared memory; else NULL */
     struct cl_packet_wait *packet_wait;   /* the wait for an operation that needs packets alone; else NULL */
     struct cl_news_item news;             /* the news of its end, which is told later */
+    struct cl_news_item last;             /* the same of the engine's end, after an early one */
     int ended;                            /* its status then */
 };
 
@@ -31,6 +32,8 @@ struct cl_submission {
 struct cl_submission *cl_submission_create(void);
 /* Ends the send of a short message before the engine has it: from now on it sends a copy. False: no memory. */
 bool cl_submission_end_early(struct cl_submission *submission, const void *memory, uint64_t length);
+/* Publishes that an operation has ended well with which the engine goes on. Then cl_submission_end. */
+void cl_submission_publish_early(struct cl_submission *submission, struct cl_events *events);
 /* Publishes the status of an operation that has ended, wakes its waiters, sends its event, and drops the engine's
  * reference. Only the last, if the submission has ended early. */
 void cl_submission_end(struct cl_submission *submission, int status, struct cl_events *events);

@@ -405,6 +405,11 @@ static int step_operation(struct cl_group *group, struct cl_operation *operation
         progress->more = true;
         return CL_EAGAIN;
     default:
+        if (group->io.early != NULL && cl_operation_may_end(operation) &&
+            group->io.early(group->io.context, operation)) {
+            cl_operation_give(operation);
+            operation->early = true;
+        }
         progress->waits = !operation->plan->uses_host;
         return CL_EAGAIN;
     }

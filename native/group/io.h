@@ -28,6 +28,9 @@ struct cl_group_io {
     int (*aborted)(void *context, uint32_t *culprit);
     /* The operation has ended. Its buffers are the caller's again. */
     void (*ended)(void *context, struct cl_operation *operation, int status);
+    /* Whether the operation may end for its caller now, with success, while the group goes on with what it has sent;
+     * `ended` is still called. NULL: no. */
+    bool (*early)(void *context, struct cl_operation *operation);
     /* ---- messages between ranks of the host: channel.h ---- */
     /* Tells local rank `index` of entries in its rings (channel.h); at_once: even if it has nothing in flight. */
     void (*notify)(void *context, uint32_t index, bool at_once);

@@ -18,6 +18,9 @@ struct cl_operation {
     enum cl_operation_kind kind;
     struct cl_plan *plan;
     uint8_t *input, *output;
+    uint8_t *copy; /* of both, on which it runs, until its end; NULL: it runs on the caller's memory */
+    bool given,
+        early; /* the caller has the output; and knows that the operation has ended, as far as it is concerned */
     struct cl_arithmetic arithmetic;
     struct cl_qos qos;
     uint64_t codec_key;
@@ -77,5 +80,9 @@ struct cl_operation_place {
 };
 /* Creates the executor; the operation's order must have been assigned. */
 int cl_operation_start(struct cl_operation *operation, const struct cl_operation_place *place, uint64_t now_us);
+/* Whether it may end for the caller, though acknowledgements are missing: then cl_operation_give, and set `early`. */
+bool cl_operation_may_end(const struct cl_operation *operation);
+/* Gives the caller the output, if the operation has run on copies. */
+void cl_operation_give(struct cl_operation *operation);
 /* Takes the time of the first byte and what the operation did not count from the executor, which goes. */
 void cl_operation_end(struct cl_operation *operation, int status, uint64_t now_us);

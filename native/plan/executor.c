@@ -22,6 +22,7 @@ struct cl_executor {
     int status;
     uint32_t culprit;
     uint32_t remaining;
+    uint32_t sends;                  /* those of them that were posted */
     uint32_t ready_head, ready_tail; /* FIFO: each step enters once, so it never wraps */
     uint32_t await_count;
     uint32_t token_count;
@@ -231,10 +232,13 @@ static int start_message(struct cl_executor *executor, uint32_t index, const str
     uint16_t peer = config->peers[step->peer];
     const struct cl_codec *codec = cl_step_codec(step);
     uint32_t length = (uint32_t)(codec == NULL ? step->length : cl_codec_bytes(codec, step->length / sizeof(float)));
-    if (step->kind == CL_SEND)
-        return cl_endpoint_post_send(config->endpoint, peer, id,
-                                     address(executor, step->source, 0, step->source_offset), length, &qos, now_us,
-                                     token);
+    if (step->kind == CL_SEND) {
+        int status =
+            cl_endpoint_post_send(config->endpoint, peer, id, address(executor, step->source, 0, step->source_offset),
+                                  length, &qos, now_us, token);
+        executor->sends += status == CL_OK;
+        return status;
+    }
     cl_deliver_fn deliver = codec != NULL ? deliver_encoded : step->kind == CL_RECV_REDUCE ? deliver_reduce : NULL;
     struct cl_sink sink = {address(executor, step->target, 0, step->target_offset), deliver, token};
     return cl_endpoint_post_receive(config->endpoint, peer, id, sink, length, &qos, now_us, token);
@@ -421,7 +425,13 @@ struct cl_executor *cl_executor_complete(void *context, int status)
         finish_step(executor, token->step);
     else if (executor->status == CL_OK)
         executor->status = status;
+    executor->sends -= status == CL_OK && executor->config.plan->steps[token->step].kind == CL_SEND;
     return executor;
+}
+
+bool cl_executor_is_delivered(const struct cl_executor *executor)
+{
+    return executor->status == CL_OK && executor->remaining == executor->sends;
 }
 
 void cl_executor_moved(void *context, uint64_t first_us)

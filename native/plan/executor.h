@@ -2,9 +2,9 @@
  * Executor: runs one plan for one operation. It moves no packets itself (the endpoint does) and never blocks: it runs
  * the ready steps and reports the counters it waits for.
  *
- * A SEND is done when it is acknowledged, a RECV when every byte is delivered, an AWAIT when the peer's host counter
- * has reached its value. Ready steps run in the order in which they became ready, so a plan's early segments leave
- * first.
+ * A SEND is done when it is acknowledged, which an operation need not wait for (see cl_plan_end); a RECV when every
+ * byte is delivered, an AWAIT when the peer's host counter has reached its value. Ready steps run in the order in which
+ * they became ready, so a plan's early segments leave first.
  */
 #pragma once
 
@@ -70,6 +70,8 @@ enum cl_progress {
 enum cl_progress cl_executor_poll(struct cl_executor *executor, size_t budget, uint64_t now_us);
 /* A message of this executor ended; `context` is that of the endpoint's completion. Returns the executor. */
 struct cl_executor *cl_executor_complete(void *context, int status);
+/* Whether nothing is left but acknowledgements of what it has sent. */
+bool cl_executor_is_delivered(const struct cl_executor *executor);
 /* Notes when the first packet of that message was sent or received; 0: none was. */
 void cl_executor_moved(void *context, uint64_t first_us);
 /* The time when the first packet was sent or received, or shared memory was first used, as far as the executor was

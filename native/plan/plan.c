@@ -139,6 +139,37 @@ static bool find_host_ranks(struct cl_plan *plan)
     return complete;
 }
 
+/* Whether it receives from every rank to which it sends: then no other rank is in another operation when it ends.
+ * False, too, when there is no memory. */
+static bool is_mutual(const struct cl_plan *plan)
+{
+    bool *heard = calloc(plan->world_size, sizeof *heard), mutual = heard != NULL;
+    for (uint32_t i = 0; i < plan->step_count && mutual; i++)
+        if (plan->steps[i].kind == CL_RECV_COPY || plan->steps[i].kind == CL_RECV_REDUCE)
+            heard[plan->steps[i].peer] = true;
+    for (uint32_t i = 0; i < plan->step_count && mutual; i++)
+        mutual = plan->steps[i].kind != CL_SEND || heard[plan->steps[i].peer];
+    free(heard);
+    return mutual;
+}
+
+static enum cl_plan_end end_of(const struct cl_plan *plan)
+{
+    bool scratch = true, writes_input = false;
+    for (uint32_t i = 0; i < plan->step_count; i++) {
+        const struct cl_step *step = &plan->steps[i];
+        scratch &= step->kind != CL_SEND || step->source == CL_SCRATCH;
+        writes_input |= cl_step_writes(step->kind) && step->target == CL_INPUT;
+    }
+    if (plan->uses_host || plan->network_steps == 0 || !is_mutual(plan))
+        return CL_END_ACKNOWLEDGED;
+    if (scratch)
+        return CL_END_AT_ONCE;
+    bool small = plan->sent_bytes <= CL_PLAN_COPIED_BYTES && plan->input_bytes <= CL_PLAN_COPIED_BYTES &&
+                 plan->output_used <= CL_PLAN_COPIED_BYTES;
+    return small && !plan->encodes && !writes_input ? CL_END_COPIED : CL_END_ACKNOWLEDGED;
+}
+
 static bool inspect(struct cl_plan *plan, const uint64_t sizes[4])
 {
     for (uint32_t i = 0; i < plan->step_count; i++) {
@@ -157,10 +188,18 @@ static bool inspect(struct cl_plan *plan, const uint64_t sizes[4])
         if (step->kind == CL_POST || names_host_rank(step))
             plan->uses_host = true;
         plan->encodes |= step->flags >> 8 != 0;
+        if (cl_step_reads(step->kind) && step->source == CL_INPUT &&
+            step->source_offset + step->length > plan->input_bytes)
+            plan->input_bytes = step->source_offset + step->length;
+        if (cl_step_reads(step->kind) && step->source == CL_OUTPUT &&
+            step->source_offset + step->length > plan->output_used)
+            plan->output_used = step->source_offset + step->length;
         uint64_t end = step->target_offset + step->length;
         if (cl_step_writes(step->kind) && step->kind != CL_ENCODE && step->target == CL_OUTPUT &&
             end > plan->output_bytes)
             plan->output_bytes = end;
+        if (plan->output_bytes > plan->output_used)
+            plan->output_used = plan->output_bytes;
         if (cl_step_reads(step->kind) && step->source == CL_STAGING && step->peer != plan->rank)
             plan->shared_bytes += step->length;
         if (step->dependencies == 0)
@@ -200,6 +239,8 @@ int cl_plan_create(const struct cl_plan_options *options, cl_plan **out)
     const uint64_t sizes[4] = {options->input_bytes, options->output_bytes, options->scratch_bytes,
                                options->staging_bytes};
     int status = inspect(plan, sizes) ? check_order(plan, successor_count) : CL_EINVAL;
+    if (status == CL_OK)
+        plan->end = end_of(plan);
     if (status == CL_OK && !find_host_ranks(plan))
         status = CL_ENOMEM;
     if (status == CL_OK)

@@ -145,30 +145,78 @@ static void refuse(struct sim_rank *rank, struct sim_operation *operation, int s
 }
 
 /* The caller learns of the end. */
-static void tell(struct cl_news_item *news)
+static void hear(struct sim_operation *operation)
 {
-    struct sim_operation *operation = (void *)((char *)news - offsetof(struct sim_operation, news));
     struct sim_rank *rank = operation->member->rank;
     struct sim_world *world = rank->world;
     operation->state = SIM_ENDED;
     operation->ended_ns = sim_world_now_ns(world);
-    rank->in_flight -= !operation->early;
-    operation->member->in_flight--;
-    if (operation->early)
-        cl_eager_release(&operation->member->eager, operation->input_bytes);
-    sim_trace_say(&world->trace, "rank %u: call %u ended: %s", rank->id, operation->call,
-                  cl_error_text(operation->status));
+    sim_trace_say(&world->trace, "rank %u: call %u ended: %s%s", rank->id, operation->call,
+                  cl_error_text(operation->status), operation->operation.early ? ", early" : "");
     world->checks->ended(world, operation);
     while (rank->first_open < rank->next_call &&
            (rank->operations[rank->first_open].member == NULL || rank->operations[rank->first_open].state == SIM_ENDED))
         rank->first_open++;
-    sim_membership_tidy(rank, world->scenario->calls[operation->call].group);
+}
+
+/* The group has ended it. */
+static void leave(struct sim_operation *operation)
+{
+    struct sim_rank *rank = operation->member->rank;
+    operation->member->in_flight--;
+    if (operation->early)
+        cl_eager_release(&operation->member->eager, operation->operation.early ? 0 : operation->input_bytes);
+    if (!operation->operation.early)
+        hear(operation);
+    sim_membership_tidy(rank, rank->world->scenario->calls[operation->call].group);
+}
+
+static void tell(struct cl_news_item *news)
+{
+    struct sim_operation *operation = (void *)((char *)news - offsetof(struct sim_operation, news));
+    operation->member->rank->in_flight -= !operation->early;
+    leave(operation);
+}
+
+static void tell_early(struct cl_news_item *news)
+{
+    struct sim_operation *operation = (void *)((char *)news - offsetof(struct sim_operation, news));
+    operation->member->rank->in_flight--;
+    operation->trails = true;
+    operation->member->rank->world->unfinished++;
+    hear(operation);
+}
+
+static void tell_last(struct cl_news_item *news)
+{
+    struct sim_operation *operation = (void *)((char *)news - offsetof(struct sim_operation, last));
+    operation->trails = false;
+    operation->member->rank->world->unfinished--;
+    leave(operation);
+}
+
+static bool end_early(void *context, struct cl_operation *of_group)
+{
+    struct sim_member *member = context;
+    struct sim_operation *operation = (struct sim_operation *)of_group; /* its first member */
+    if (!cl_eager_reserve(&member->eager, 0))
+        return false;
+    operation->early = true;
+    operation->status = CL_OK;
+    operation->news.tell = tell_early;
+    cl_news_add(&member->rank->news, &operation->news);
+    return true;
 }
 
 static void note_end(void *context, struct cl_operation *of_group, int status)
 {
     const struct sim_member *member = context;
     struct sim_operation *operation = (struct sim_operation *)of_group; /* its first member */
+    if (of_group->early) {
+        operation->last.tell = tell_last;
+        cl_news_add(&member->rank->news, &operation->last);
+        return;
+    }
     operation->status = status;
     operation->news.tell = tell;
     cl_news_add(&member->rank->news, &operation->news);
@@ -263,7 +311,7 @@ void sim_caller_init(struct sim_rank *rank)
     if (rank->endpoint == NULL)
         return; /* the world has failed */
     rank->due.fire = make_due_calls;
-    sim_membership_init(rank, note_end);
+    sim_membership_init(rank, note_end, end_early);
     bool stuck = false; /* in the call it never makes: the rank may never hear that the others waited in vain */
     for (uint32_t call = 0; call < scenario->call_count; call++) {
         struct sim_member *member = &rank->members[scenario->calls[call].group];

@@ -27,6 +27,7 @@ struct sim_member {
     bool failed;                             /* and it has been said */
     void (*ring)(struct sim_member *member); /* its bell, which names no group; NULL: nobody hears it */
     void (*ended)(void *member, struct cl_operation *operation, int status); /* of its group: see group/io.h */
+    bool (*early)(void *member, struct cl_operation *operation);
 };
 
 struct sim_host {

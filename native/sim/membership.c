@@ -56,7 +56,8 @@ static void open_group(struct sim_member *member)
                                        .peers = group->members,
                                        .local = host->local,
                                        .local_count = host->local_count};
-    struct cl_group_io io = {.wake = wake_for_group, .ended = member->ended, .read_memory = read_memory};
+    struct cl_group_io io = {
+        .wake = wake_for_group, .ended = member->ended, .early = member->early, .read_memory = read_memory};
     sim_member_open(member, rank, host, &options, rank->endpoint, io);
     member->ring = ring_bell;
     cl_groups_add(&rank->groups, &member->group);
@@ -201,7 +202,8 @@ static void go_on(struct sim_event *event)
         open_met(member);
 }
 
-void sim_membership_init(struct sim_rank *rank, void (*ended)(void *member, struct cl_operation *operation, int status))
+void sim_membership_init(struct sim_rank *rank, void (*ended)(void *member, struct cl_operation *operation, int status),
+                         bool (*early)(void *member, struct cl_operation *operation))
 {
     const struct sim_scenario *scenario = rank->world->scenario;
     for (uint32_t index = scenario->group_count; index-- > 0;) {
@@ -209,7 +211,8 @@ void sim_membership_init(struct sim_rank *rank, void (*ended)(void *member, stru
         struct sim_member *member = &rank->members[index];
         for (uint32_t i = 0; i < group->size; i++)
             if (group->members[i] == rank->id)
-                *member = (struct sim_member){.rank = rank, .self = i, .event = {.fire = go_on}, .ended = ended};
+                *member = (struct sim_member){
+                    .rank = rank, .self = i, .event = {.fire = go_on}, .ended = ended, .early = early};
         if (member->rank == NULL || group->opens)
             continue;
         open_group(member);

@@ -10,9 +10,10 @@
 
 #include "sim/rank.h"
 
-/* Opens the groups that are there from the start. `ended` hears of the ends of operations: see group/io.h. */
-void sim_membership_init(struct sim_rank *rank,
-                         void (*ended)(void *member, struct cl_operation *operation, int status));
+/* Opens the groups that are there from the start. `ended` and `early` hear of the ends of operations: see group/io.h.
+ */
+void sim_membership_init(struct sim_rank *rank, void (*ended)(void *member, struct cl_operation *operation, int status),
+                         bool (*early)(void *member, struct cl_operation *operation));
 /* The rank comes to the opening of a group that it is not in. False: it has to wait. */
 bool sim_membership_enter(struct sim_rank *rank, uint32_t group);
 /* Closes a group in which the rank has made its last call, if the scenario says so; a little later. */

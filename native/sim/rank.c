@@ -251,7 +251,8 @@ void sim_rank_kill(struct sim_rank *rank)
     sim_driver_kill(&rank->driver);
     sim_clock_cancel(&world->clock, &rank->due);
     for (uint32_t call = 0; call < world->scenario->call_count; call++)
-        world->unfinished -= rank->operations[call].awaited && rank->operations[call].state != SIM_ENDED;
+        world->unfinished -= rank->operations[call].trails ||
+                             (rank->operations[call].awaited && rank->operations[call].state != SIM_ENDED);
     world->deaths[world->death_count++] = rank->id;
     for (uint32_t i = 0; i < world->scenario->world; i++) /* the other ranks of the host see it at once */
         if (i != rank->id && world->ranks[i].host == rank->host)

@@ -24,9 +24,10 @@ struct sim_operation {
     uint32_t shape;
     enum sim_state state;
     bool awaited; /* the world waits for its end */
-    bool early;   /* an eager send: the caller does not wait for its end */
+    bool early;   /* an eager send, or a collective that has ended early: the caller does not wait for its end */
+    bool trails;  /* it has ended early, and the group goes on with it; the world waits for that */
     int status;   /* after the end */
-    struct cl_news_item news;
+    struct cl_news_item news, last; /* of its end; after an early one, of the group's */
     uint64_t called_ns, ended_ns;
     uint8_t *input, *output; /* the same for collectives in place */
     uint64_t input_bytes, output_bytes;

@@ -1,4 +1,5 @@
-/* Short messages between hosts, whose sends are done before they are delivered. */
+/* Short messages between hosts, whose sends are done before they are delivered; and collectives, which are done before
+ * all that they have sent is acknowledged. */
 #include "tests/world.h"
 
 #include <unistd.h>
@@ -167,4 +168,110 @@ TEST(test_failure_after_the_end)
     CHECK_EQ(finish(start_send(&team, 0, 1, 1, out, sizeof out, PATIENCE_US)), CL_EPEERLOST);
     CHECK_EQ(atomic_load(&cl_member_of(team.groups[0])->eager.bytes), 0);
     go_on(&team);
+}
+
+/* ---- collectives ---- */
+
+/* Rank 1 has sent its part, and acknowledges nothing while its engine is at a halt. Returns its operation. */
+static cl_operation *halt_in_call(struct team *team, struct call *call)
+{
+    cl_operation *operation;
+    CHECK_EQ(submit_call(team, 1, call, PATIENCE_US, &operation), CL_OK);
+    for (uint32_t i = 0; i < 5000 && cl_endpoint_stats(team->world->engines[1]->endpoint)->payload_bytes_sent == 0; i++)
+        usleep(1000);
+    halt(team);
+    return operation;
+}
+
+TEST(test_a_collective_is_done_before_acknowledgements)
+{
+    SCOPED_WORLD world = open_patient_world(2, "udp", PATIENCE_US);
+    SCOPED_TEAM team = open_team(&world, 1, false);
+    struct call *calls[2] = {make_call(0, 3), make_call(1, 3)};
+    cl_operation *own, *other = halt_in_call(&team, calls[1]);
+    uint32_t word = 0;
+    struct cl_operation_request request = request_of(&team, 0, calls[0], PATIENCE_US);
+    request.done = &word;
+    CHECK_EQ(cl_submit(team.groups[0], &request, &own), CL_OK);
+    CHECK_EQ(cl_operation_wait(own, PATIENCE_US), CL_OK);
+    CHECK_EQ(word, 1);
+    check_call(calls[0], 2, 3);
+    CHECK(atomic_load(&cl_member_of(team.groups[0])->eager.bytes) > 0);
+    struct cl_operation_times times;
+    CHECK_EQ(cl_operation_times(own, &times), CL_OK);
+    CHECK(times.submitted_us > 0 && times.submitted_us <= times.first_us && times.first_us <= times.ended_us);
+    memset(calls[0], 8, sizeof *calls[0]); /* its memory is the caller's again */
+    word = 2;
+    struct cl_engine_stats stats;
+    CHECK_EQ(cl_engine_read_stats(world.engines[0], &stats), CL_OK);
+    CHECK_EQ(stats.operations_done, 1);
+    go_on(&team);
+    CHECK_EQ(finish(other), CL_OK);
+    check_call(calls[1], 2, 3);
+    cl_member_flush(cl_member_of(team.groups[0]));
+    CHECK_EQ(atomic_load(&cl_member_of(team.groups[0])->eager.bytes), 0);
+    CHECK_EQ(finish(own), CL_OK);
+    CHECK_EQ(word, 2);
+    CHECK_EQ(calls[0]->output[0], 0x08080808);
+    CHECK_EQ(cl_engine_read_stats(world.engines[0], &stats), CL_OK);
+    CHECK_EQ(stats.operations_done, 1);
+    free(calls[0]);
+    free(calls[1]);
+}
+
+/* What the plan leaves out stays as it is in the caller's memory. */
+TEST(test_gaps_of_an_output)
+{
+    enum { BYTES = 64, AT = 32 };
+    SCOPED_WORLD world = open_patient_world(2, "udp", PATIENCE_US);
+    SCOPED_TEAM team = open_team(&world, 1, false);
+    uint8_t in[2][BYTES], out[2][BYTES];
+    cl_operation *operations[2];
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        memset(in[rank], 1 + (int)rank, BYTES);
+        memset(out[rank], 9, BYTES);
+        struct draft draft = {.rank = rank, .world_size = 2, .input_bytes = BYTES, .output_bytes = BYTES};
+        draft_add(&draft, (struct cl_step){.kind = CL_SEND, .peer = 1 - rank, .length = 4}, DRAFT_NONE);
+        draft_add(&draft,
+                  (struct cl_step){
+                      .kind = CL_RECV_COPY, .peer = 1 - rank, .target = CL_OUTPUT, .target_offset = AT, .length = 4},
+                  DRAFT_NONE);
+        SCOPED_PLAN *plan = draft_finish(&draft);
+        struct cl_operation_request request = {.plan = plan,
+                                               .input = in[rank],
+                                               .output = out[rank],
+                                               .dtype = CL_U32,
+                                               .op = CL_SUM,
+                                               .timeout_us = PATIENCE_US};
+        CHECK_EQ(cl_submit(team.groups[rank], &request, &operations[rank]), CL_OK);
+    }
+    for (uint32_t rank = 0; rank < 2; rank++)
+        CHECK_EQ(finish(operations[rank]), CL_OK);
+    for (uint32_t rank = 0; rank < 2; rank++)
+        for (uint32_t i = 0; i < BYTES; i++)
+            CHECK_EQ(out[rank][i], i >= AT && i < AT + 4 ? 2 - rank : 9);
+}
+
+/* The next operation has the error of a peer that is lost then. */
+TEST(test_failure_after_the_end_of_a_collective)
+{
+    SCOPED_WORLD world = open_patient_world(2, "udp", PATIENCE_US);
+    SCOPED_TEAM team = open_team(&world, 1, false);
+    struct call *calls[2] = {make_call(0, 3), make_call(1, 3)};
+    cl_operation *own, *other = halt_in_call(&team, calls[1]);
+    CHECK_EQ(submit_call(&team, 0, calls[0], PATIENCE_US, &own), CL_OK);
+    CHECK_EQ(cl_operation_wait(own, PATIENCE_US), CL_OK);
+    pthread_mutex_lock(&world.engines[0]->core);
+    cl_endpoint_peer_lost(world.engines[0]->endpoint, 1);
+    pthread_mutex_unlock(&world.engines[0]->core);
+    cl_engine_wake(world.engines[0]);
+    CHECK_EQ(run_call(&team, 0, calls[0], PATIENCE_US), CL_EPEERLOST);
+    CHECK_EQ(cl_operation_status(own), CL_OK);
+    CHECK_EQ(atomic_load(&cl_member_of(team.groups[0])->eager.bytes), 0);
+    CHECK_EQ(finish(own), CL_OK);
+    go_on(&team);
+    cl_operation_wait(other, PATIENCE_US);
+    cl_operation_release(other);
+    free(calls[0]);
+    free(calls[1]);
 }
