@@ -201,7 +201,7 @@ static void set_sleep(struct cl_engine *engine)
 {
     uint64_t until_us = engine->due_us;
     if (atomic_load(&engine->leaves_ports) && !atomic_load(&engine->ports_taken)) {
-        uint64_t left_us = cl_now_us() + (engine->groups.awake != NULL ? GRACE_IN_FLIGHT_US : GRACE_US);
+        uint64_t left_us = cl_now_us() + (cl_groups_are_busy(&engine->groups) ? GRACE_IN_FLIGHT_US : GRACE_US);
         until_us = left_us < until_us ? left_us : until_us;
     }
     if (until_us == engine->sleeps_until_us)
@@ -232,7 +232,7 @@ void cl_engine_attend(struct cl_engine *engine, bool unless_busy)
         cl_engine_wake(engine);
         return;
     }
-    bool busy = engine->groups.awake != NULL || full_ports(engine) != 0;
+    bool busy = cl_groups_are_busy(&engine->groups) || full_ports(engine) != 0;
     /* Mostly there is more to do because a message had come before its receive: the second turn ends the receive. */
     if ((unless_busy && busy) || (visit(engine) && visit(engine)))
         cl_engine_wake(engine);

@@ -619,6 +619,22 @@ bool cl_group_may_sleep(struct cl_group *group)
     return cl_channels_may_sleep(&group->channels);
 }
 
+static bool all_early(const struct cl_operation *first)
+{
+    while (first != NULL && first->early)
+        first = first->next;
+    return first == NULL;
+}
+
+bool cl_group_only_trails(const struct cl_group *group)
+{
+    bool trails = group->in_flight.first != NULL || group->waiting.first != NULL;
+    for (uint32_t class = 0; class < CL_CLASSES; class ++)
+        trails = trails && group->host_flight[class].first == NULL;
+    return trails && group->held.list.first == NULL && all_early(group->in_flight.first) &&
+           all_early(group->waiting.first);
+}
+
 /* Asks for the bells of one operation, the first of its queue. */
 static bool arm_bells(struct cl_group *group, const struct cl_operation *operation)
 {

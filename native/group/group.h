@@ -84,6 +84,8 @@ uint32_t cl_group_host_class(const struct cl_group *group);
 uint32_t cl_group_urgent_class(const struct cl_group *group);
 /* Whether the group has nothing to do until it is woken: see groups.h. Asks for the bell first. */
 bool cl_group_may_sleep(struct cl_group *group);
+/* Whether it has operations, and all have ended for their callers. */
+bool cl_group_only_trails(const struct cl_group *group);
 /* Asks for bells for whatever the group's operations wait for, and lowers *deadline_us in case one is lost; false when
  * something moved meanwhile. */
 bool cl_group_arm_bells(struct cl_group *group, uint64_t now_us, uint64_t *deadline_us);

@@ -104,6 +104,14 @@ bool cl_groups_progress(struct cl_groups *groups, uint64_t now_us, uint64_t *dea
     return more;
 }
 
+bool cl_groups_are_busy(const struct cl_groups *groups)
+{
+    const struct cl_group *group = groups->awake;
+    while (group != NULL && cl_group_only_trails(group))
+        group = group->next_awake;
+    return group != NULL;
+}
+
 bool cl_groups_arm_bells(struct cl_groups *groups, uint64_t now_us, uint64_t *deadline_us)
 {
     bool armed = true;

@@ -42,6 +42,8 @@ void cl_groups_call(struct cl_groups *groups);
  * memory, the other groups have the budget CL_WORK_BUDGET_BESIDE_BYTES. Returns whether there is more to do at once.
  * *deadline_us is lowered to the next one. */
 bool cl_groups_progress(struct cl_groups *groups, uint64_t now_us, uint64_t *deadline_us);
+/* Whether a caller waits, or may wait, for one of them. */
+bool cl_groups_are_busy(const struct cl_groups *groups);
 /* Asks for bells for whatever waits, and lowers *deadline_us in case one is lost; false when something moved meanwhile.
  */
 bool cl_groups_arm_bells(struct cl_groups *groups, uint64_t now_us, uint64_t *deadline_us);
