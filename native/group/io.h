@@ -26,7 +26,7 @@ struct cl_group_io {
     void (*abort)(void *context, int reason, uint32_t culprit);
     /* The reason that a rank of this host gave, and the culprit it named; CL_OK: none did. */
     int (*aborted)(void *context, uint32_t *culprit);
-    /* The operation has ended. Its buffers are the caller's again. */
+    /* The operation has ended. Its buffers are the caller's again, unless they have been since `early`. */
     void (*ended)(void *context, struct cl_operation *operation, int status);
     /* Whether the operation may end for its caller now, with success, while the group goes on with what it has sent;
      * `ended` is still called. NULL: no. */

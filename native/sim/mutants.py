@@ -31,6 +31,18 @@ class Mutant(NamedTuple):
 
 MUTANTS = (
     Mutant(
+        "end a collective early on the caller's input",
+        "group/operation.c",
+        ".input = copied != NULL ? copied : operation->input,",
+        ".input = operation->input,",
+    ),
+    Mutant(
+        "end a collective one step too early",
+        "plan/executor.c",
+        "executor->remaining == executor->sends;",
+        "executor->remaining <= executor->sends + 1;",
+    ),
+    Mutant(
         "deliver duplicates twice",
         "protocol/message.c",
         "if (message->arrived[packet / 64] & bit)",
