@@ -177,8 +177,11 @@ static cl_operation *halt_in_call(struct team *team, struct call *call)
 {
     cl_operation *operation;
     CHECK_EQ(submit_call(team, 1, call, PATIENCE_US, &operation), CL_OK);
-    for (uint32_t i = 0; i < 5000 && cl_endpoint_stats(team->world->engines[1]->endpoint)->payload_bytes_sent == 0; i++)
+    struct cl_engine_stats stats = {0};
+    for (uint32_t i = 0; i < 5000 && stats.payload_bytes_sent == 0; i++) {
         usleep(1000);
+        CHECK_EQ(cl_engine_read_stats(team->world->engines[1], &stats), CL_OK);
+    }
     halt(team);
     return operation;
 }
