@@ -1,6 +1,6 @@
 """DLCP beside DCTCP on a simulated leaf-spine fabric: bench/results/fabric.json and the tables of docs/fabric.md.
 
-    make fabric                        everything: 144 hosts, several seeds
+    make fabric                        everything: 144 hosts, several seeds; builds the two programs
     python -m bench.fabric --quick     24 hosts, one seed, in seconds; nothing is written
     python -m bench.fabric --table     only the tables of the kept results
 
@@ -205,7 +205,8 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) // 2), help="runs at a time")
     asked = parser.parse_args()
     if not asked.table and not (PROGRAM.exists() and PLANS.exists()):
-        print(f"{PROGRAM} or {PLANS} is missing: build them with `make fabric`", file=sys.stderr)
+        build = "make build/test/fabric/simulate build/fabric.bin"
+        print(f"{PROGRAM} or {PLANS} is missing: build them with `{build}`", file=sys.stderr)
         return 2
     seeds = range(1, 2 if asked.quick else asked.seeds + 1)
 

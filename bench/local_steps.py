@@ -137,6 +137,9 @@ def main() -> int:
         turns.serve(asked.rank, lambda job: str(job["backend"]), lambda job, _: train(Job(**job)), repeats=0)
         return 0
 
+    if asked.train and set(asked.only or ()) - set(TRAINED_AT):
+        parser.error(f"--train: trainings run with --only {' and --only '.join(TRAINED_AT)}")
+
     def measure(content: Content, case: str) -> None:
         if asked.train:
             content[f"{TRAINING}{case} Mbit/s"] = measure_training(case)

@@ -124,13 +124,12 @@ def main() -> None:
             threads = [threading.Thread(target=feed), threading.Thread(target=server.serve_forever)]
             for thread in threads:
                 thread.start()
-            browser = Browser(Path(name) / "profile")
             try:
-                check_server(server)
-                browser.call("POST", "/url", {"url": server.url})
-                check_page(browser, processes[3].kill, png)
+                with contextlib.closing(Browser(Path(name) / "profile")) as browser:
+                    check_server(server)
+                    browser.call("POST", "/url", {"url": server.url})
+                    check_page(browser, processes[3].kill, png)
             finally:
-                browser.close()
                 ends.set()
                 server.shutdown()
                 for thread in threads:

@@ -4,7 +4,7 @@
     python -m bench.torchrec --table            only the table, from bench/results/torchrec.json
 
 Fixed before the first run of these seeds: the mean difference of the loss over 12 seeds is shown to be within 0.001, a
-three-thousandth of the targets' variance, by two one-sided t-tests (bench.harness.test). The job is
+three-thousandth of the targets' variance, by two one-sided t-tests (bench.harness.equivalence). The job is
 bench/jobs/torchrec_rows.py.
 """
 
