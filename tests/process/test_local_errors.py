@@ -361,3 +361,15 @@ def open_end(rank: int, size: int) -> list[str]:
 def test_a_process_that_ends_within_with_says_so() -> None:
     for texts in ranks.run(open_end, 2, environ=ranks.NETWORK):
         assert any("the process ends within `with`, after 1 steps" in line for line in texts)
+
+
+@ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
+def test_a_second_context_of_the_same_optimizer_is_refused(rank: int, size: int) -> None:
+    model = Net()
+    with begin(model) as local:
+        with pytest.raises(commlayer.ConfigError, match="that of another LocalSteps"):
+            commlayer.LocalSteps(model, local._optimizer, 4, 2).__enter__()
+        train(model, local._optimizer, rank, range(4))
+        assert local.syncs == 2
+    with commlayer.LocalSteps(model, local._optimizer, 4, 2):  # one after the other
+        train(model, local._optimizer, rank, range(4))

@@ -304,7 +304,7 @@ def test_probe_says_how_to_start_it(monkeypatch: pytest.MonkeyPatch, words: str,
         ("--timeout 0 -- true", "--timeout 0: use a number of seconds above 0"),
         ("--least 5 -- true", "--least 5: use a share from 0 to 1"),
         ("-- no-such-command", "is it installed on this host"),
-        ("-- true", "no optimizer made a step"),
+        ("-- true", "no optimizer made a step after"),
     ],
 )
 def test_headroom_says_what_it_needs(words: str, said: str) -> None:

@@ -147,6 +147,11 @@ class LocalSteps:
             refuse("LocalSteps", "the sites would never exchange their weights")
         if self._training.exact is not None or self._training.living is not None:
             raise ConfigError("LocalSteps: its `with` has begun before; make a LocalSteps for each `with`")
+        if any(other._optimizer is self._optimizer for other in _entered):
+            raise ConfigError(
+                "LocalSteps: its optimizer is that of another LocalSteps, within whose `with` this one begins: each "
+                "would send the other's changes; use one of them"
+            )
         try:
             training = self._training
             training.meet(self._peers) if self._store is None else training.join(self._store)

@@ -20,12 +20,18 @@ _END_S = 5.0  # from SIGTERM to SIGKILL
 
 @contextlib.contextmanager
 def terminable() -> Iterator[None]:
-    """SIGTERM, which `timeout` and batch systems send, raises SystemExit, so that namespaces are removed."""
-    before = signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
+    """SIGTERM, which `timeout` and batch systems send, and SIGHUP, as a terminal closes, raise SystemExit, so that
+    namespaces are removed, and jobs are ended. In the main thread only: others get no signals."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    before = [signal.signal(number, lambda number, _frame: sys.exit(128 + number)) for number in numbers]
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
 
 
 def run(

@@ -28,6 +28,7 @@ from typing import IO
 
 from commlayer_environment import TRIAL as TRIAL_VARIABLE
 
+from ..emulate.ranks import terminable
 from . import record
 from .record import Record
 from .spec import Phase, Spec, real
@@ -103,7 +104,7 @@ def run_trial(
     """
     spec = Spec(warmup, tuple(phases) or real(steps), timeout_s)
     begin_s = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="commlayer-trial-") as name:
+    with terminable(), tempfile.TemporaryDirectory(prefix="commlayer-trial-") as name:
         folder = Path(name)
         spec.write(folder)
         given = {**os.environ, **environment, TRIAL_VARIABLE: name}
@@ -197,8 +198,9 @@ def _check(records: Sequence[Record], spec: Spec, output: Sequence[str], command
     if not records:
         raise NoStepsError(
             _with_output(
-                "no optimizer made a step: the script must train with an optimizer of torch.optim, for more than "
-                f"{spec.warmup} steps, in a Python that has commlayer ({shlex.join(command)})",
+                f"no optimizer made a step after {spec.warmup} steps, which warm up: let the job run longer, or warm "
+                "up less (--warmup). If it makes steps at all, these must be of an optimizer of torch.optim, in a "
+                f"Python that has commlayer: {shlex.join(command)}",
                 output,
             )
         )

@@ -1,5 +1,8 @@
 """The starter of a trial: times of all ranks, and errors that say what happened."""
 
+import os
+import signal
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -68,7 +71,7 @@ def test_errors_say_what_happened() -> None:
         trial(steps=2)
     with pytest.raises(TooFewStepsError, match="lacks the times of rank 2, 3"):
         trial(world=4)
-    with pytest.raises(NoStepsError, match="no optimizer made a step"):
+    with pytest.raises(NoStepsError, match="no optimizer made a step after 1 steps, which warm up"):
         trial(written=[])
 
 
@@ -88,3 +91,29 @@ def test_a_job_that_hangs_ends(tmp_path: Path) -> None:
             break
     state = Path("/proc", pid.read_text().strip(), "stat")
     until(lambda: not state.exists() or state.read_text().split()[2] == "Z")
+
+
+STARTER = """
+import sys
+from commlayer.tools.job.trial import run_trial
+
+job = "import os, pathlib, time; pathlib.Path(os.environ['COMMLAYER_TRIAL'], 'pid').write_text(str(os.getpid()))"
+command = [sys.executable, "-I", "-S", "-c", job + "; time.sleep(100)"]
+run_trial(command, environment={}, steps=3, warmup=1, timeout_s=90)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_job_and_leaves_nothing(number: signal.Signals, tmp_path: Path) -> None:
+    starter = subprocess.Popen([sys.executable, "-c", STARTER], env={**os.environ, "TMPDIR": str(tmp_path)})
+
+    def text() -> str:
+        return "".join(file.read_text() for file in tmp_path.glob("commlayer-trial-*/pid"))
+
+    until(lambda: bool(text()))
+    job = int(text())
+    starter.send_signal(number)
+    assert starter.wait(60) == 128 + number
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(ProcessLookupError):
+        os.kill(job, 0)
