@@ -115,3 +115,13 @@ def test_a_killed_peer_is_an_error_with_its_rank(shm: str, name: str) -> None:
     assert survivor.exit_code == 0
     assert "peer died or stopped answering after " in survivor.result
     assert "(culprit: rank 1 on " in survivor.result
+
+
+@ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
+def test_results_need_a_place_for_each_value(rank: int, size: int) -> None:
+    """All elements of an expanded tensor are one. Nothing is sent: the next call is right."""
+    with pytest.raises(commlayer.ConfigError, match=r"shape \(3,\) goes to a tensor whose elements share memory"):
+        dist.all_reduce(torch.ones(1).expand(3))
+    values = torch.ones(3)
+    dist.all_reduce(values)
+    assert values.tolist() == [2.0] * 3

@@ -29,7 +29,7 @@ from ..work.context import NeedsHostError, current_label, current_order, current
 from ..work.work import CommWork, JoinedHandle, ReceiveWork, join
 from .profile import profiled
 from .shares import LEAST_BYTES, Shares, Store
-from .tensors import Kind, are_plain, copy_back, flatten, is_stretch, space
+from .tensors import Kind, are_plain, check_distinct, copy_back, flatten, is_stretch, space
 
 HandleT = TypeVar("HandleT", bound=Handle)
 StartT = TypeVar("StartT", bound=Callable[..., Any])
@@ -199,6 +199,7 @@ class Submitter:
         call.priority, call.label = priority, current_label()
         call.weights = operations[0].plan.weights if operations else ()
         if copies:
+            check_distinct(copies)
             finish = functools.partial(copy_back, copies)
         self.calls.begin(call)
         is_plain = words is None and qos is None and codec_key is None

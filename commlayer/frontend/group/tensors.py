@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ReduceOp
 
+from ...errors import ConfigError
 from ...transport.base import DType, Op
 
 
@@ -175,6 +176,17 @@ def space(tensors: list[Tensor], wide: torch.dtype | None = None) -> Tensor:
     if wide is None and _are_consecutive(tensors):
         return tensors[0]
     return tensors[0].new_empty(sum(tensor.numel() for tensor in tensors), dtype=wide)
+
+
+def check_distinct(copies: list[tuple[Tensor, list[Tensor]]]) -> None:
+    """Raises ConfigError for a tensor with elements that share memory, which no result can be copied to."""
+    for _, tensors in copies:
+        for tensor in tensors:
+            if any(size > 1 and not stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
+                raise ConfigError(
+                    f"a result of shape {tuple(tensor.shape)} goes to a tensor whose elements share memory, as those "
+                    f"of expand() do; give the collective tensor.contiguous()"
+                )
 
 
 def copy_back(copies: list[tuple[Tensor, list[Tensor]]]) -> None:
