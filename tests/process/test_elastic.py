@@ -508,3 +508,22 @@ def test_the_model_of_ddp_averages_by_itself_again_afterwards(rank: int, size: i
             assert model.module.weight.grad.eq(0.5).all()
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     dist.destroy_process_group()
+
+
+def clip_in_the_loop(model: nn.Module, width: int) -> None:
+    with commlayer.elastic(model, torch.optim.SGD(model.parameters(), lr=0.01)) as job:
+        for _ in job.batches(range(4)):
+            model(torch.ones(3, width)).square().mean().backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+            job.step()  # the first one sends all gradients itself, and sees no change
+
+
+@pytest.mark.parametrize("width", [4, 400], ids=["one bucket", "several"])
+@ranks.on(2)
+def test_clipping_in_the_loop_is_an_error_whatever_the_size_of_the_model(rank: int, size: int, width: int) -> None:
+    """Each rank would clip its own gradients, before their average."""
+    ranks.init(rank, size)
+    averages.BUCKET_BYTES = 100_000
+    model = nn.Sequential(nn.Linear(width, width), nn.Linear(width, width))
+    with pytest.raises(commlayer.ConfigError, match=r"was changed between .*clip by elastic\(clip_norm="):
+        clip_in_the_loop(model, width)

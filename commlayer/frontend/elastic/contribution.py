@@ -39,13 +39,21 @@ class Contribution:
         bucket = self.next
         assert bucket is not None  # noqa: S101
         self._averages.fill(self.vector, bucket, self._weight)
-        self._taken += [(each, each.grad, _version(each.grad), _sample(each.grad)) for each in bucket.parameters]
+        self._take(bucket)
         self._begun += 1
         if self._error is None:
             try:
                 self.works.append(self._average(self.vector[bucket.begin : bucket.end]))
             except Exception as error:
                 self._error = error
+
+    def seal(self) -> None:
+        """The backward pass has ended, and all buckets but the last one have started: from now on, a change of any
+        gradient is an error, so that it does not depend on the size of the model."""
+        self._take(self._averages.buckets[-1])
+
+    def _take(self, bucket: Bucket) -> None:
+        self._taken += [(each, each.grad, _version(each.grad), _sample(each.grad)) for each in bucket.parameters]
 
     def finish(self, place: int, told: Told | None) -> Bucket:
         """Starts the buckets that are left, but for the last one, which it returns: the caller averages that, and all
@@ -57,8 +65,8 @@ class Contribution:
             if parameter.grad is not gradient or _version(gradient) != version or not is_same:
                 raise ConfigError(
                     f"elastic: a gradient of shape {tuple(parameter.shape)} was changed between the backward pass and "
-                    f"job.step(), when it was already on its way to the other ranks: clip by elastic(clip_norm=...), "
-                    f"or send all gradients in job.step() by elastic(overlap=False)"
+                    f"job.step(), when gradients were already on their way to the other ranks: clip by "
+                    f"elastic(clip_norm=...), or send all gradients in job.step() by elastic(overlap=False)"
                 )
         while self.next is not None:
             self.start()

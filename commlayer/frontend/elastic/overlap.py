@@ -79,3 +79,4 @@ class Overlap:
         if self.contribution is not None:
             while self.contribution.next is not None:
                 self.contribution.start()
+            self.contribution.seal()
