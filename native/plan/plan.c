@@ -164,7 +164,7 @@ static enum cl_plan_end end_of(const struct cl_plan *plan)
     if (plan->uses_host || plan->network_steps == 0 || !is_mutual(plan))
         return CL_END_ACKNOWLEDGED;
     if (scratch)
-        return CL_END_AT_ONCE;
+        return plan->sent_bytes <= CL_PLAN_TRAILING_BYTES ? CL_END_AT_ONCE : CL_END_ACKNOWLEDGED;
     bool small = plan->sent_bytes <= CL_PLAN_COPIED_BYTES && plan->input_bytes <= CL_PLAN_COPIED_BYTES &&
                  plan->output_used <= CL_PLAN_COPIED_BYTES;
     return small && !plan->encodes && !writes_input ? CL_END_COPIED : CL_END_ACKNOWLEDGED;

@@ -15,10 +15,14 @@
  * limit, as counters of successive operations are compared modulo 2^32. */
 #define CL_POSTS_LIMIT (1u << 20)
 
-enum { CL_PLAN_COPIED_BYTES = 65536 /* the most that an operation sends, reads or writes if it runs on copies */ };
+enum {
+    CL_PLAN_COPIED_BYTES = 65536, /* the most that an operation sends, reads or writes, each, if it runs on copies */
+    CL_PLAN_TRAILING_BYTES = 1 << 20, /* the most values that it sends if it ends early: a group that closes waits for
+                                         them, and not for ever (CL_EAGER_FLUSH_MAX_US) */
+};
 
-/* When an operation may end: its result is there, all others have sent their part, and its own packets are on their
- * way, or lost, so that the engine may have to send them again. */
+/* When an operation may end. It has its result once it has received all parts from the others. Some of its own packets
+ * may then be unsent, on their way, or lost: the engine goes on with them. */
 enum cl_plan_end {
     CL_END_ACKNOWLEDGED, /* once they are acknowledged */
     CL_END_COPIED,       /* at once, if it has run on copies of its buffers, which are small */

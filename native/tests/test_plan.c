@@ -320,6 +320,9 @@ TEST(test_when_operations_end)
     CHECK_EQ(end_of(draft), CL_END_ACKNOWLEDGED);
     draft.steps[0].source = CL_SCRATCH;
     CHECK_EQ(end_of(draft), CL_END_AT_ONCE);
+    draft.scratch_bytes = draft.steps[0].length = CL_PLAN_TRAILING_BYTES + 4;
+    CHECK_EQ(end_of(draft), CL_END_ACKNOWLEDGED);
+    draft.scratch_bytes = MORE;
     draft.steps[0] = send;
     draft.steps[1].target_offset = 4;
     CHECK_EQ(end_of(draft), CL_END_ACKNOWLEDGED);
