@@ -139,7 +139,7 @@ static void tell_last(struct cl_news_item *news)
     cl_submission_end(submission, submission->ended, &cl_member_of(submission->operation.group)->engine->events);
 }
 
-/* What the copies of an operation count among those of short messages. */
+/* The bytes that the operation takes from the group's limit on eager copies. */
 static uint64_t copied_bytes(const struct cl_operation *operation)
 {
     if (operation->kind != CL_OPERATION_PLAN)

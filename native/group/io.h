@@ -28,8 +28,9 @@ struct cl_group_io {
     int (*aborted)(void *context, uint32_t *culprit);
     /* The operation has ended. Its buffers are the caller's again, unless they have been since `early`. */
     void (*ended)(void *context, struct cl_operation *operation, int status);
-    /* Whether the operation may end for its caller now, with success, while the group goes on with what it has sent;
-     * `ended` is still called. NULL: no. */
+    /* Asks to end the operation for its caller now, with success, while the group goes on with what it sends. After
+     * true the group writes the output, so the caller must not be told before the end of the turn. `ended` is called
+     * later, too. NULL: never. */
     bool (*early)(void *context, struct cl_operation *operation);
     /* ---- messages between ranks of the host: channel.h ---- */
     /* Tells local rank `index` of entries in its rings (channel.h); at_once: even if it has nothing in flight. */

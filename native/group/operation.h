@@ -19,8 +19,9 @@ struct cl_operation {
     struct cl_plan *plan;
     uint8_t *input, *output;
     uint8_t *copy; /* of both, on which it runs, until its end; NULL: it runs on the caller's memory */
-    bool given,
-        early; /* the caller has the output; and knows that the operation has ended, as far as it is concerned */
+    bool given;    /* the output is in the caller's memory */
+    bool early; /* it has ended for the caller, and acknowledgements are missing: collectives only. The sends of short
+                   messages set cl_submission.early alone */
     struct cl_arithmetic arithmetic;
     struct cl_qos qos;
     uint64_t codec_key;

@@ -112,6 +112,17 @@ def test_exact_steps_of_sites_of_two_ranks(rank: int, size: int) -> None:
     assert equal_on_all(values(model))
 
 
+def restored(saved: Any) -> tuple[Net, torch.optim.Optimizer, commlayer.LocalSteps]:
+    """All that trains, from its states."""
+    model = Net()
+    optimizer = adam(model)
+    local = commlayer.LocalSteps(model, optimizer)
+    model.load_state_dict(saved[0])
+    optimizer.load_state_dict(saved[1])
+    local.load_state_dict(saved[2])
+    return model, optimizer, local
+
+
 def decide(rank: int, size: int, step_s: float, rate: float, restores: bool) -> tuple[str, int, str]:
     with pytest.MonkeyPatch.context() as patch, ranks.job(rank, size):
         pretend(patch, step_s, rate)
@@ -124,12 +135,7 @@ def decide(rank: int, size: int, step_s: float, rate: float, restores: bool) -> 
             saved = copied((model.state_dict(), optimizer.state_dict(), local.state_dict()))
             syncs = local.syncs
         if restores:
-            model = Net()
-            optimizer = adam(model)
-            local = commlayer.LocalSteps(model, optimizer)
-            model.load_state_dict(saved[0])
-            optimizer.load_state_dict(saved[1])
-            local.load_state_dict(saved[2])
+            model, optimizer, local = restored(saved)
             with local:
                 assert (local.steps, local.syncs) == (20, syncs)
                 train(model, optimizer, rank, range(20, 26))
@@ -253,12 +259,7 @@ def test_h_follows_the_times_of_syncs_also_after_a_restore(rank: int, size: int)
             assert turns.every > 8
             assert f", {turns.every} from sync {turns.since_turn} on" in local.explain()
             saved = copied((model.state_dict(), optimizer.state_dict(), local.state_dict()))
-        model = Net()
-        optimizer = adam(model)
-        local = commlayer.LocalSteps(model, optimizer)
-        model.load_state_dict(saved[0])
-        optimizer.load_state_dict(saved[1])
-        local.load_state_dict(saved[2])
+        model, optimizer, local = restored(saved)
         with local:
             assert turns_of(local) == turns
             train(model, optimizer, rank, range(3 * turns.every))

@@ -16,13 +16,14 @@ WINDOW = 16
 """Turns after which all sites look whether H fits."""
 WAITED = 0.1
 """The share of its time that a site may wait for syncs. From H = 8 to 16, a tenth more of H costs 1.2 % more steps to a
-loss, from 16 to 32 2.4 % (docs/local_bench.md), so waits below a tenth are worth no larger H."""
+loss, from 16 to 32 2.4 % (docs/local_bench.md). But H grows by multiples of the fragments, as from 8 to 12, which
+shorter waits are not worth."""
 USED = 0.6
 """The share of a turn within which its sync ends if the turn is too long."""
 ROOM = 1.25
 """How much longer than its sync such a turn becomes."""
 REST = 0.1
-"""The share of syncs, the longest ones, that do not count in this."""
+"""The share of syncs, the longest ones, that `USED` ignores."""
 FACTOR = 2
 """The most by which H changes at once."""
 
@@ -44,7 +45,7 @@ class Pace:
         self._used: dict[int, float] = {}  # by turn
 
     def see(self, turn: int, age: int) -> None:
-        """The sync of a turn has ended, and is so many local steps old."""
+        """Notes, once for each turn, how many local steps its sync took."""
         self._used.setdefault(turn, age / self.turns.length(turn + 1))
 
     @contextlib.contextmanager
@@ -70,8 +71,8 @@ class Pace:
         return head._replace(waited=-least, used=most)
 
     def end(self, heads: Sequence[Head], *, logs: bool) -> None:
-        """A sync has ended, with the heads of all sites. All come to the same turns; a site that joins learns them.
-        `logs`: changes."""
+        """A sync has ended, with the heads of all sites. All compute the same new turns; a site that joins takes them
+        from the others. `logs`: whether this rank logs a change."""
         known = [head for head in heads if head.every and not head.is_listening]
         if not self.follows or not known:
             return

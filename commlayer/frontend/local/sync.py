@@ -53,9 +53,9 @@ class Head(NamedTuple):
     is_late: bool = False
     """Whether its loop has not come, so that it counts nothing."""
     waited: float = 0.0
-    """The share of its time that its site has waited for syncs, see `following`."""
+    """The share of its time that its site has waited for syncs, see `following_every`."""
     used: float = 1.0
-    """The share of a turn in which syncs ended, see `following`."""
+    """The share of a turn in which syncs ended, see `following_every`."""
     every: int = 0
     """Those of the turns of which it is a sync; 0: the state that it came from does not tell."""
     since_turn: int = -1
