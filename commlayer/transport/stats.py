@@ -50,7 +50,8 @@ class Stats(dict[str, int]):
             ),
             (
                 f"retransmitted   {counts['packets_retransmitted']:,}: {counts['retransmitted_lost']:,} lost, "
-                f"{counts['retransmitted_refused']:,} refused, {counts['retransmitted_probes']:,} probes"
+                f"{counts['retransmitted_refused']:,} refused, {counts['retransmitted_probes']:,} probes, "
+                f"{counts['retransmitted_early']:,} early"
             ),
             (
                 f"bounded loss    {counts['packets_given_up']:,} packets given up, "

@@ -20,6 +20,12 @@ void cl_loss_on_acked(struct cl_loss *loss, uint64_t number, uint8_t class)
             loss->largest_acked[i] = number;
 }
 
+void cl_loss_count_acked(struct cl_loss *loss, uint32_t packets)
+{
+    double kept = 1 - (double)packets / CL_LOSS_SHARE_PACKETS;
+    loss->share *= kept > 0 ? kept : 0;
+}
+
 static void declare(struct cl_loss *loss, struct cl_sent *sent, uint64_t number, cl_loss_fn lost, void *argument)
 {
     struct cl_sent_packet packet = *cl_sent_find(sent, number);
@@ -28,6 +34,7 @@ static void declare(struct cl_loss *loss, struct cl_sent *sent, uint64_t number,
     loss->recent_number[slot] = number;
     loss->recent[slot] = packet;
     loss->recent[slot].in_flight = true; /* its acknowledgement may still come */
+    loss->share += (1 - loss->share) / CL_LOSS_SHARE_PACKETS;
     lost(argument, &packet);
 }
 
@@ -102,6 +109,9 @@ void cl_loss_on_frame(struct cl_loss *loss, const struct cl_ack_frame *frame, cl
             continue;
         packet->in_flight = false;
         loss->undisputed = 0;
+        loss->share -= 1.0 / CL_LOSS_SHARE_PACKETS;
+        if (loss->share < 0)
+            loss->share = 0;
         /* from now on, wait longer than this packet needed */
         uint64_t largest = loss->largest_acked[packet->class], needed = largest - loss->recent_number[i] + 1;
         if (largest >= loss->recent_number[i] && needed > loss->packet_threshold)

@@ -10,7 +10,8 @@ enum { CL_NICS_MAX = 8 };
 
 struct cl_nic {
     struct cl_congestion_nic congestion;
-    uint64_t turn; /* smallest `turns` of a peer that waits for it: see peer.h */
+    uint64_t turn;           /* smallest `turns` of a peer that waits for it: see peer.h */
+    uint64_t repeats_end_us; /* when the repeated packets will have left: see repeat.h */
 };
 
 struct cl_nics {

@@ -143,7 +143,7 @@ static size_t datagrams_of(const struct cl_send *send, const struct cl_path *pat
 
 /* Sends one packet of a message. Returns the number of its datagrams; 0: there is no memory. */
 static size_t send_data(struct cl_endpoint *endpoint, struct cl_peer *peer, struct cl_path *path, struct cl_send *send,
-                        uint32_t number_in_message, bool ask, uint64_t now_us, struct cl_datagram *out)
+                        uint32_t number_in_message, bool again, bool ask, uint64_t now_us, struct cl_datagram *out)
 {
     struct cl_message *message = &send->message;
     uint32_t start = number_in_message * message->packet_bytes;
@@ -157,7 +157,8 @@ static size_t send_data(struct cl_endpoint *endpoint, struct cl_peer *peer, stru
         .bytes = (uint16_t)smaller(UINT16_MAX, bytes + (uint32_t)(count - 1) * FRAGMENT_BYTES),
         .datagram_bytes = (uint16_t)smaller(bytes, path->mtu.limit),
         .kind = CL_PACKET_DATA,
-        .class = send->priority};
+        .class = send->priority,
+        .again = again};
     struct cl_packet packet = {.kind = CL_PACKET_DATA,
                                .flags = (uint8_t)(cl_class_within_host(send->priority) | (last ? CL_PACKET_LAST : 0) |
                                                   cl_partial_flags(send, number_in_message)),
@@ -198,6 +199,9 @@ static void count_again(struct cl_engine_stats *stats, struct cl_send *send)
     if (send->refused > 0) {
         stats->retransmitted_refused++;
         send->refused--;
+    } else if (send->repeated > 0) {
+        stats->retransmitted_early++;
+        send->repeated--;
     } else {
         stats->retransmitted_lost++;
     }
@@ -227,7 +231,7 @@ static size_t send_probe(struct cl_endpoint *endpoint, struct cl_peer *peer, str
             break;
         endpoint->stats.packets_retransmitted++;
         endpoint->stats.retransmitted_probes++;
-        size_t count = send_data(endpoint, peer, path, send, oldest->data.packet, true, now_us, out);
+        size_t count = send_data(endpoint, peer, path, send, oldest->data.packet, true, true, now_us, out);
         for (size_t i = 0; i < count; i++)
             out[i].droppable = false;
         return count;
@@ -416,7 +420,7 @@ static size_t send_next(struct cl_endpoint *endpoint, struct cl_send *send, uint
         return 0;
     }
     bool more = cl_send_sendable(send);
-    size_t sent = send_data(endpoint, peer, path, send, packet, !more, now_us, out);
+    size_t sent = send_data(endpoint, peer, path, send, packet, packet < fresh, !more, now_us, out);
     if (!sent) {
         cl_messages_complete(endpoint, &send->message, CL_ENOMEM);
         return 0;
@@ -424,7 +428,7 @@ static size_t send_next(struct cl_endpoint *endpoint, struct cl_send *send, uint
     if (packet < fresh)
         count_again(&endpoint->stats, send);
     if (!send->lost.count)
-        send->refused = 0;
+        send->refused = send->repeated = 0;
     peer->turns[path->nic - endpoint->nics.list] = turn_of(endpoint, peer, path->nic) + send->message.packet_bytes;
     for (size_t i = 0; i < sent; i++) /* a packet that is sent again exceeds the loss budget */
         out[i].droppable = out[i].droppable && packet >= fresh;
@@ -434,6 +438,7 @@ static size_t send_next(struct cl_endpoint *endpoint, struct cl_send *send, uint
     if (!more) {
         cl_queue_remove(&endpoint->queue, &peer->node, send);
         cl_partial_run_out(endpoint, send);
+        cl_endpoint_arm(endpoint, peer, cl_path_repeat_us(path));
     }
     return sent;
 }

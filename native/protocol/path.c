@@ -184,6 +184,7 @@ bool cl_path_on_ack(struct cl_path *path, const struct cl_packet *packet, const 
     path->probe = false;
     path->dead = false;
     path->delivered_us = now_us;
+    cl_loss_count_acked(&path->loss, ack.packets);
     cl_congestion_acknowledged(&path->congestion, &ack, now_us);
     cl_path_detect_losses(path, now_us, callbacks);
     return true;
@@ -225,6 +226,17 @@ void cl_path_read(const struct cl_path *path, struct cl_path_stats *stats)
                                     .arrived_bytes = report.arrived_bytes};
 }
 
+uint64_t cl_path_repeat_us(const struct cl_path *path)
+{
+    if (path->loss.share < CL_PATH_REPEAT_LOSS || path->repeated >= path->sent.next || path->dead ||
+        path->sent.packets == path->sent.pings)
+        return UINT64_MAX;
+    uint32_t round_trip_us = cl_rtt_base_us(&path->rtt);
+    if (round_trip_us < CL_PATH_REPEAT_ROUND_TRIP_US || cl_congestion_is_contested(&path->congestion))
+        return UINT64_MAX;
+    return path->sent.last_sent_us + round_trip_us / CL_PATH_REPEAT_PAUSE;
+}
+
 uint64_t cl_path_deadline_us(const struct cl_path *path)
 {
     uint64_t deadline_us = cl_path_is_full(path) ? UINT64_MAX : path->ack.deadline_us;
@@ -237,5 +249,8 @@ uint64_t cl_path_deadline_us(const struct cl_path *path)
         deadline_us = path->next_probe_us;
     if (path->mtu.next_us < deadline_us)
         deadline_us = path->mtu.next_us;
+    uint64_t repeat_us = cl_path_repeat_us(path);
+    if (repeat_us < deadline_us)
+        deadline_us = repeat_us;
     return deadline_us;
 }

@@ -26,6 +26,7 @@ struct cl_sent_packet {
     uint16_t datagram_bytes; /* bytes of the datagram, or of its largest fragment */
     uint8_t kind;            /* enum cl_packet_kind */
     uint8_t class;
+    bool again; /* not the first packet with its data */
     bool in_flight;
 };
 

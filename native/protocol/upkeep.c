@@ -5,6 +5,7 @@
 #include "protocol/messages.h"
 #include "protocol/outcome.h"
 #include "protocol/partial.h"
+#include "protocol/repeat.h"
 
 enum {
     STALL_US = 500000, /* timers this late mean that this process was stopped: that time is no silence of its peers */
@@ -56,6 +57,8 @@ static void service_path(struct cl_endpoint *endpoint, struct cl_peer *peer, str
         cl_path_detect_losses(path, now_us, &callbacks);
         cl_queue_unblock(&endpoint->queue, &peer->node); /* lost packets have left the window */
     }
+    if (cl_path_repeat_us(path) <= now_us)
+        cl_repeat(endpoint, peer, path, now_us);
     if (path->mtu.next_us <= now_us) {
         cl_path_probe_mtu(path, is_active(endpoint, peer), now_us);
         cl_peer_list_urge(&endpoint->peers, peer);

@@ -626,8 +626,8 @@ static void check_rank(struct sim_world *world, const struct sim_rank *rank)
         check_marks(world, rank);
     const struct cl_engine_stats *stats = cl_endpoint_stats(rank->endpoint);
     uint64_t received = stats->payload_bytes_received;
-    if (stats->packets_retransmitted !=
-        stats->retransmitted_lost + stats->retransmitted_refused + stats->retransmitted_probes)
+    if (stats->packets_retransmitted != stats->retransmitted_lost + stats->retransmitted_refused +
+                                            stats->retransmitted_probes + stats->retransmitted_early)
         sim_world_fail(world, "rank %u cannot explain all of its retransmissions", rank->id);
     if (clean && received != rank->expected_bytes)
         sim_world_fail(world, "%llu bytes were delivered at rank %u; its plans receive %llu",

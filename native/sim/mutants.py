@@ -91,6 +91,12 @@ MUTANTS = (
         "",
     ),
     Mutant(
+        "repeat packets of messages that have ended",
+        "protocol/repeat.c",
+        "message->generation != packet->data.generation || ",
+        "",
+    ),
+    Mutant(
         "ignore a PROBE that overtakes its message",
         "protocol/partial.c",
         "return CL_PROBED_NOTHING;",

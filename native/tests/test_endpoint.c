@@ -9,8 +9,8 @@
 static struct cl_engine_stats explained(const struct network *network, uint32_t host)
 {
     struct cl_engine_stats stats = *cl_endpoint_stats(network->hosts[host].endpoint);
-    CHECK_EQ(stats.packets_retransmitted,
-             stats.retransmitted_lost + stats.retransmitted_refused + stats.retransmitted_probes);
+    CHECK_EQ(stats.packets_retransmitted, stats.retransmitted_lost + stats.retransmitted_refused +
+                                              stats.retransmitted_probes + stats.retransmitted_early);
     return stats;
 }
 
