@@ -286,8 +286,8 @@ struct cl_engine_stats {
     uint64_t packets_given_up; /* lost, within the loss budget of their message, and not sent again */
     uint64_t packets_late;     /* came after the receiver had ended their message without them */
     uint64_t messages_stopped; /* receives that ended without some of their packets */
-    /* packets_retransmitted by reason: the packet was declared lost, the receiver had no room for it, or a probe
-     * timeout sent it once more in case it was lost. Their sum is packets_retransmitted. */
+    /* packets_retransmitted by reason: the packet was declared lost, the receiver had no room for it, a probe timeout
+     * sent it once more in case it was lost, or a pause did (protocol/repeat.h). Their sum is packets_retransmitted. */
     uint64_t retransmitted_lost, retransmitted_refused, retransmitted_probes, retransmitted_early;
     uint64_t shared_bytes_received; /* read from memory that other ranks of this host wrote */
     uint64_t packets_overflowed;    /* udp: dropped by this host's kernel, because a socket's buffer was full */

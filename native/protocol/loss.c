@@ -20,10 +20,13 @@ void cl_loss_on_acked(struct cl_loss *loss, uint64_t number, uint8_t class)
             loss->largest_acked[i] = number;
 }
 
-void cl_loss_count_acked(struct cl_loss *loss, uint32_t packets)
+void cl_loss_count(struct cl_loss *loss, uint32_t acked, uint32_t lost)
 {
-    double kept = 1 - (double)packets / CL_LOSS_SHARE_PACKETS;
-    loss->share *= kept > 0 ? kept : 0;
+    double weight = (double)(acked + lost) / CL_LOSS_SHARE_PACKETS;
+    if (weight < 1)
+        loss->share += (double)lost / CL_LOSS_SHARE_PACKETS - weight * loss->share;
+    else
+        loss->share = (double)lost / (acked + lost);
 }
 
 static void declare(struct cl_loss *loss, struct cl_sent *sent, uint64_t number, cl_loss_fn lost, void *argument)
@@ -34,7 +37,6 @@ static void declare(struct cl_loss *loss, struct cl_sent *sent, uint64_t number,
     loss->recent_number[slot] = number;
     loss->recent[slot] = packet;
     loss->recent[slot].in_flight = true; /* its acknowledgement may still come */
-    loss->share += (1 - loss->share) / CL_LOSS_SHARE_PACKETS;
     lost(argument, &packet);
 }
 

@@ -34,7 +34,7 @@ struct cl_loss {
     uint32_t undisputed; /* rounds of losses since a threshold changed */
     uint64_t round_ends; /* losses of lower numbers belong to the current round */
     uint32_t pto_count;  /* timeouts since the last acknowledgement */
-    double share;        /* of the last thousand packets or so, how many were lost */
+    double share;        /* of packets that were lost: a moving average over CL_LOSS_SHARE_PACKETS */
     bool any_acked;
     /* the packets declared lost most recently, to notice late acknowledgements of them */
     uint32_t recent_count;
@@ -55,7 +55,7 @@ void cl_loss_give_up(struct cl_loss *loss, struct cl_sent *sent, cl_loss_fn lost
 /* Calls late() with each recently lost packet that the frame acknowledges after all, and adapts the thresholds. */
 void cl_loss_on_frame(struct cl_loss *loss, const struct cl_ack_frame *frame, cl_loss_fn late, void *argument);
 
-/* Counts packets that were acknowledged in the share of losses; cl_loss_detect counts the lost ones. */
-void cl_loss_count_acked(struct cl_loss *loss, uint32_t packets);
+/* Counts packets in `share`; cl_loss_on_frame takes late ones back out. */
+void cl_loss_count(struct cl_loss *loss, uint32_t acked, uint32_t lost);
 /* The time when the PTO fires; UINT64_MAX when nothing but PINGs is in flight. */
 uint64_t cl_loss_pto_us(const struct cl_loss *loss, const struct cl_sent *sent, const struct cl_rtt *rtt);

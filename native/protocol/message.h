@@ -73,7 +73,7 @@ struct cl_send {
     uint32_t granted;           /* packets before this one may be sent: see credit.h; UINT32_MAX: all */
     struct cl_ranges lost;      /* packets to send again; the first of them has not arrived, others may have */
     uint32_t refused;           /* how many of these the receiver had no room for */
-    uint32_t repeated;          /* how many of these are not lost yet: see repeat.h */
+    uint32_t repeated;          /* how many of these to count as early: see repeat.h */
     uint32_t packets_counted;   /* packets that the receiver counts, after a STOP */
     uint32_t counted_words;     /* capacity of `counted` */
     uint64_t *counted;          /* a bit per packet that the receiver counts, after a STOP */

@@ -98,6 +98,7 @@ void cl_path_detect_losses(struct cl_path *path, uint64_t now_us, const struct c
     if (!losses.packets)
         return;
     path->packets_lost += losses.packets;
+    cl_loss_count(&path->loss, 0, losses.packets);
     cl_congestion_lost(&path->congestion, losses.packets);
 }
 
@@ -184,7 +185,7 @@ bool cl_path_on_ack(struct cl_path *path, const struct cl_packet *packet, const 
     path->probe = false;
     path->dead = false;
     path->delivered_us = now_us;
-    cl_loss_count_acked(&path->loss, ack.packets);
+    cl_loss_count(&path->loss, ack.packets, 0);
     cl_congestion_acknowledged(&path->congestion, &ack, now_us);
     cl_path_detect_losses(path, now_us, callbacks);
     return true;
@@ -229,7 +230,7 @@ void cl_path_read(const struct cl_path *path, struct cl_path_stats *stats)
 uint64_t cl_path_repeat_us(const struct cl_path *path)
 {
     if (path->loss.share < CL_PATH_REPEAT_LOSS || path->repeated >= path->sent.next || path->dead ||
-        path->sent.packets == path->sent.pings)
+        cl_path_is_full(path) || path->sent.packets == path->sent.pings)
         return UINT64_MAX;
     uint32_t round_trip_us = cl_rtt_base_us(&path->rtt);
     if (round_trip_us < CL_PATH_REPEAT_ROUND_TRIP_US || cl_congestion_is_contested(&path->congestion))

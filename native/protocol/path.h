@@ -19,15 +19,15 @@ enum {
     CL_PATH_PROBE_US = 50000,         /* how often a dead path is tried */
     CL_PATH_PROBE_IDLE_US = 10000000, /* the same, while nothing waits for the peer */
     CL_PATH_PINGS_MAX = 16, /* unanswered PINGs that are remembered: the longest round trip in CL_PATH_PROBE_US */
-    CL_PATH_REPEAT_ROUND_TRIP_US = 4000, /* packets leave twice only where round trips are longer ... */
-    CL_PATH_REPEAT_PAUSE = 8,            /* ... and after a pause of one eighth of a round trip */
+    CL_PATH_REPEAT_ROUND_TRIP_US = 4000, /* the least round trip for copies: see repeat.h */
+    CL_PATH_REPEAT_PAUSE = 8,            /* a pause is one eighth of a round trip, or longer */
     CL_PATH_ACKS = 2,                    /* how often a sender asks for an acknowledgement, per packets in flight */
     CL_PATH_ACKS_CONTESTED = 8,          /* ... beside flows that fill the buffer: what they release must be no burst */
     CL_PATH_ACK_EVERY_MAX = 32,   /* packets after which a sender with a large window asks for an acknowledgement */
     CL_PATH_ACK_EVERY_YIELDS = 4, /* the same of traffic that yields: what acknowledgements release must be no queue */
 };
 
-#define CL_PATH_REPEAT_LOSS 0.0015 /* ... and from this cl_loss.share on: two losses in about a thousand packets */
+#define CL_PATH_REPEAT_LOSS 0.0015 /* the least cl_loss.share for copies: two losses in a short time are enough */
 
 struct cl_path {
     uint16_t index;
@@ -46,7 +46,7 @@ struct cl_path {
     uint64_t packets_lost, packets_received;
     uint64_t packets_before; /* sent in former incarnations of the peer: the numbers of each begin at 0 */
     uint64_t heard_us;       /* when a packet of any kind last came; 0: never */
-    uint64_t repeated;       /* packets below this number are not repeated (any more): see repeat.h */
+    uint64_t repeated;       /* packets below this number have had their chance of a copy: see repeat.h */
     uint32_t deaths;
     uint16_t marked; /* the peer's count of marked packets on this path: see ack.h */
     struct cl_nic *nic;
@@ -100,7 +100,7 @@ uint64_t cl_path_pto_us(const struct cl_path *path);
 /* It fired. */
 void cl_path_on_pto(struct cl_path *path, uint64_t now_us);
 
-/* The time when the packets in flight may be due to leave once more, see repeat.h; UINT64_MAX: they are not. */
+/* The time when cl_repeat should be called; UINT64_MAX: it need not be. */
 uint64_t cl_path_repeat_us(const struct cl_path *path);
 
 /* Fills in the statistics of the path, all but the port. */

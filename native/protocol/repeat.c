@@ -16,10 +16,11 @@ static struct cl_send *send_of(const struct cl_sent_packet *packet)
     return send;
 }
 
+/* Whether a window or a pacer makes packets wait. */
 static bool has_data(const struct cl_peer *peer)
 {
-    for (uint8_t class = 0; class < CL_CLASSES_BETWEEN_HOSTS; class ++)
-        if (peer->node.classes[class].sends.first != NULL)
+    for (int i = 0; i < CL_CLASSES_BETWEEN_HOSTS; i++)
+        if (i != CL_CLASS_YIELDS && peer->node.classes[i].sends.first != NULL)
             return true;
     return false;
 }
@@ -42,7 +43,7 @@ void cl_repeat(struct cl_endpoint *endpoint, struct cl_peer *peer, struct cl_pat
     uint64_t first = path->repeated > path->sent.low ? path->repeated : path->sent.low, bytes = 0;
     path->repeated = path->sent.next;
     if (has_data(peer))
-        return; /* its window or a pacer makes it wait: this is no pause */
+        return; /* this is no pause */
     for (uint64_t number = first; number < path->sent.next; number++) {
         const struct cl_sent_packet *packet = cl_sent_find(&path->sent, number);
         bytes += send_of(packet) != NULL ? packet->bytes : 0;

@@ -1,12 +1,14 @@
 /*
  * Repeat: sends the last packets before a pause a second time, where a loss is likely and costs a long round trip.
  *
- * The sender learns of a loss one round trip after the packet has left. A copy that leaves in a pause of the sender
- * takes nobody's time. So where a path with long round trips loses packets, the packets in flight leave once more as
- * soon as nothing has left for a part of a round trip. A burst of losses is mostly over by then. All copies through an
- * interface take at most another part of a round trip; if they would take more, none leave, and the detection of losses
- * decides as usual. No packet gets two copies. A message that may lose packets gets none, nor does one that yields.
- * Flach et al. (Reducing Web Latency, SIGCOMM 2013) call this Proactive.
+ * The sender learns of a loss one round trip after the packet has left. So where a path with long round trips loses
+ * packets, the sender uses its pauses: when all messages to a peer are sent, and nothing has left by the path for an
+ * eighth of a round trip, each packet in flight leaves once more. A burst of losses is mostly over by then. The copies
+ * take room in the window, and delay data that is posted before they are acknowledged if it does not fit in beside
+ * them. So all copies through an interface occupy it for at most half of a round trip; if they would take longer, none
+ * leave. A copy gets no copy; a packet
+ * that is declared lost while its copy is on its way leaves a third time. Messages with a loss bound get no copies, nor
+ * do those that yield. Flach et al. (Reducing Web Latency, SIGCOMM 2013) send every packet twice, at once: Proactive.
  */
 #pragma once
 
