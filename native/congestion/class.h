@@ -10,6 +10,7 @@
 enum {
     CL_CLASSES = 8,
     CL_CLASSES_URGENT = 2, /* classes 0 and 1 cost some of the link's rate: beside them, queues are kept shorter */
+    CL_CLASSES_PROMPT = 6, /* of classes 6 and 7, nobody waits for the results soon: they get no copies (repeat.h) */
     CL_CLASS_YIELDS = CL_CLASSES,
     CL_CLASSES_BETWEEN_HOSTS,
 };

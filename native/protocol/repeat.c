@@ -6,7 +6,7 @@
 /* The message of a packet that should leave again; NULL: it needs no copy. */
 static struct cl_send *send_of(const struct cl_sent_packet *packet)
 {
-    if (packet == NULL || packet->kind != CL_PACKET_DATA || packet->again || packet->class == CL_CLASS_YIELDS)
+    if (packet == NULL || packet->kind != CL_PACKET_DATA || packet->again || packet->class >= CL_CLASSES_PROMPT)
         return NULL;
     struct cl_send *send = packet->data.send;
     const struct cl_message *message = &send->message;
@@ -16,11 +16,11 @@ static struct cl_send *send_of(const struct cl_sent_packet *packet)
     return send;
 }
 
-/* Whether a window or a pacer makes packets wait. */
+/* Whether a window or a pacer makes packets wait that would leave before copies, or with them. */
 static bool has_data(const struct cl_peer *peer)
 {
-    for (int i = 0; i < CL_CLASSES_BETWEEN_HOSTS; i++)
-        if (i != CL_CLASS_YIELDS && peer->node.classes[i].sends.first != NULL)
+    for (int i = 0; i < CL_CLASSES_PROMPT; i++)
+        if (peer->node.classes[i].sends.first != NULL)
             return true;
     return false;
 }

@@ -24,7 +24,8 @@ from .fragment import Part
 from .meeting import on_all
 
 CLASS = LEAST_CLASS - 1
-"""The class of syncs: all else goes first, but the state for a site that joins."""
+"""The class of syncs: all else goes first, but the state for a site that joins. Its packets get no copies on lossy
+paths (CL_CLASSES_PROMPT in native/congestion/class.h): training hides the time of a sync."""
 
 
 def policy_of_syncs() -> Policy:
