@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -221,7 +222,7 @@ def test_drawn_programs(rank: int, size: int) -> None:
 
 
 @pytest.mark.parametrize("part", ["model", "modules", "step"])
-@ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
+@ranks.on(2, functools.partial(ranks.run_job, timeout_s=120), environ=ranks.NETWORK)  # compiling takes long
 def test_drawn_programs_that_torch_compiles(rank: int, size: int, part: str) -> None:
     """Dynamo reads parameters while it traces, and asks the optimizer for other operations then.
 
