@@ -65,10 +65,11 @@ def loopback(wire: str, environ: dict[str, str]) -> dict[str, Case]:
     return found
 
 
-def emulated(title: str, scenario: str, loss: float | None = None, *, iters: int = 5) -> Case:
-    """An all-reduce of 8 MiB on four hosts."""
-    arguments = (("size_bytes", 8 << 20), ("iters", iters), ("warmup", 2))
-    return Case(f"all-reduce of 8 MiB, 4 hosts, {title}", "all_reduce", arguments, 4, (), scenario, loss)
+def emulated(title: str, scenario: str, loss: float | None = None, *, iters: int = 5, size_kib: int = 8192) -> Case:
+    """An all-reduce on four hosts."""
+    arguments = (("size_bytes", size_kib << 10), ("iters", iters), ("warmup", 2))
+    size = f"{size_kib >> 10} MiB" if size_kib >= 1024 else f"{size_kib} KiB"
+    return Case(f"all-reduce of {size}, 4 hosts, {title}", "all_reduce", arguments, 4, (), scenario, loss)
 
 
 CASES = {
@@ -94,6 +95,12 @@ CASES = {
     "incast": emulated("200 Mbit/s, incast", "incast_cross"),
     "slow": emulated("200 Mbit/s, one host at half the rate", "slow_host"),
     "gigabit": emulated("1 Gbit/s, offloads", "gigabit", iters=20),
+    **{
+        f"long1-{size_kib}K": emulated(
+            "200 Mbit/s, 1 % loss, round trips of 100 ms", "long1", iters=50, size_kib=size_kib
+        )
+        for size_kib in (64, 256)
+    },
     **{f"fabric-{seed}": Case(f"fabric, all-to-owner, seed {seed}", seed=seed) for seed in SEEDS},
 }
 
