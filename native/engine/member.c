@@ -139,20 +139,12 @@ static void tell_last(struct cl_news_item *news)
     cl_submission_end(submission, submission->ended, &cl_member_of(submission->operation.group)->engine->events);
 }
 
-/* The bytes that the operation takes from the group's limit on eager copies. */
-static uint64_t copied_bytes(const struct cl_operation *operation)
-{
-    if (operation->kind != CL_OPERATION_PLAN)
-        return operation->transfer.length;
-    return operation->plan->end == CL_END_COPIED ? operation->plan->output_bytes : 0;
-}
-
 static bool end_early(void *context, struct cl_operation *operation)
 {
     struct cl_member *member = context;
     struct cl_engine *engine = member->engine;
     struct cl_submission *submission = (struct cl_submission *)operation;
-    if (!cl_eager_reserve(&member->eager, copied_bytes(operation)))
+    if (!cl_eager_reserve(&member->eager, cl_operation_copied_bytes(operation)))
         return false;
     atomic_fetch_add(&engine->eager_messages, 1);
     atomic_fetch_add(&engine->operations_done, 1);
@@ -175,7 +167,7 @@ void cl_member_ended(void *context, struct cl_operation *operation, int status)
         atomic_fetch_add(status == CL_OK ? &engine->operations_done : &engine->operations_failed, 1);
     struct cl_submission *submission = (struct cl_submission *)operation;
     if (submission->early) {
-        cl_eager_release(&member->eager, copied_bytes(operation));
+        cl_eager_release(&member->eager, cl_operation_copied_bytes(operation));
         atomic_fetch_sub(&engine->eager_messages, 1);
     }
     submission->ended = status;

@@ -298,10 +298,17 @@ static void tell_peers(struct cl_group *group, int reason)
                                                      culprit == UINT32_MAX ? UINT16_MAX : group->peers[culprit]);
 }
 
+/* Whether the operation has a place in a host queue. It leaves that when it ends early, as only its packets are left.
+ */
+static bool is_queued(const struct cl_operation *operation)
+{
+    return operation->plan->uses_host && !operation->early;
+}
+
 /* Ends an operation that has left the list. */
 static void end(struct cl_group *group, struct cl_operation *operation, int status, uint64_t now_us)
 {
-    if (operation->plan->uses_host)
+    if (is_queued(operation))
         atomic_fetch_sub(&group->host_queues.queues[operation->turn.class].queued, 1);
     cl_operation_end(operation, status, now_us);
     if (operation->plan->uses_host && operation->plan->network_steps > 0)
@@ -381,6 +388,17 @@ struct progress {
     bool waits;            /* the latest operation waits for packets */
 };
 
+/* Ends an operation for its caller, and in its host queue: only its packets are left. */
+static void end_early(struct cl_group *group, struct cl_operation *operation)
+{
+    cl_operation_give(operation);
+    if (is_queued(operation)) {
+        cl_host_queues_end(&group->host_queues, &operation->turn);
+        atomic_fetch_sub(&group->host_queues.queues[operation->turn.class].queued, 1);
+    }
+    operation->early = true;
+}
+
 static int step_operation(struct cl_group *group, struct cl_operation *operation, size_t budget,
                           struct progress *progress)
 {
@@ -396,7 +414,7 @@ static int step_operation(struct cl_group *group, struct cl_operation *operation
     }
     switch (cl_executor_poll(operation->executor, budget, now_us)) {
     case CL_PROGRESS_DONE:
-        if (operation->plan->uses_host)
+        if (is_queued(operation))
             cl_host_queues_end(&group->host_queues, &operation->turn);
         return CL_OK;
     case CL_PROGRESS_FAILED:
@@ -405,12 +423,9 @@ static int step_operation(struct cl_group *group, struct cl_operation *operation
         progress->more = true;
         return CL_EAGAIN;
     default:
-        if (group->io.early != NULL && cl_operation_may_end(operation) &&
-            group->io.early(group->io.context, operation)) {
-            cl_operation_give(operation);
-            operation->early = true;
-        }
-        progress->waits = !operation->plan->uses_host;
+        if (group->io.early != NULL && cl_operation_may_end(operation) && group->io.early(group->io.context, operation))
+            end_early(group, operation);
+        progress->waits = !is_queued(operation);
         return CL_EAGAIN;
     }
 }
@@ -442,7 +457,7 @@ static uint32_t culprit_of(const struct cl_group *group, const struct cl_operati
 static bool may_run(const struct cl_group *group, const struct cl_operation *operation, bool first)
 {
     uint32_t behind;
-    if (!operation->plan->uses_host)
+    if (!is_queued(operation))
         return true;
     /* queued > 0 keeps calling threads out from here on */
     return first && !atomic_load(&group->host_queues.queues[operation->turn.class].taken) &&
@@ -509,7 +524,7 @@ static int advance(struct cl_group *group, struct cl_operation *operation, bool 
         status = step_operation(group, operation, budget, progress);
     progress->starts -= starts && progress->starts > 0;
     /* The others of a queue wait for the first one. */
-    if (status == CL_EAGAIN && first && operation->plan->uses_host &&
+    if (status == CL_EAGAIN && first && is_queued(operation) &&
         cl_group_check_host(group, operation, now_us, UINT64_MAX) != CL_OK)
         return CL_EABORTED;
     if (status == CL_EAGAIN && now_us >= operation->deadline_us)

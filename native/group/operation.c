@@ -86,13 +86,25 @@ static uint64_t output_at(const struct cl_plan *plan)
     return (plan->input_bytes + 63) / 64 * 64;
 }
 
+static uint64_t copied_bytes(const struct cl_plan *plan)
+{
+    return output_at(plan) + plan->output_used;
+}
+
+uint64_t cl_operation_copied_bytes(const struct cl_operation *operation)
+{
+    if (operation->kind != CL_OPERATION_PLAN)
+        return operation->transfer.length;
+    return operation->plan->end == CL_END_COPIED ? copied_bytes(operation->plan) : 0;
+}
+
 /* Copies the buffers, if the operation may end before all is acknowledged. Without memory it ends later. */
 static void copy(struct cl_operation *operation)
 {
     const struct cl_plan *plan = operation->plan;
     if (operation->kind != CL_OPERATION_PLAN || plan->end != CL_END_COPIED || operation->qos.loss_bound > 0)
         return;
-    operation->copy = malloc(output_at(plan) + plan->output_used + 1);
+    operation->copy = malloc(copied_bytes(plan) + 1);
     if (operation->copy == NULL)
         return;
     if (plan->input_bytes > 0)

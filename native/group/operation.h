@@ -81,6 +81,8 @@ struct cl_operation_place {
 };
 /* Creates the executor; the operation's order must have been assigned. */
 int cl_operation_start(struct cl_operation *operation, const struct cl_operation_place *place, uint64_t now_us);
+/* The bytes of the caller's memory that an operation copies to end early. */
+uint64_t cl_operation_copied_bytes(const struct cl_operation *operation);
 /* Whether it may end for the caller, though acknowledgements are missing: then cl_operation_give, and set `early`. */
 bool cl_operation_may_end(const struct cl_operation *operation);
 /* Gives the caller the output, if the operation has run on copies. */

@@ -140,20 +140,19 @@ static bool find_host_ranks(struct cl_plan *plan)
 }
 
 /* Whether it receives from every rank to which it sends: then no other rank is in another operation when it ends.
- * False, too, when there is no memory. */
-static bool is_mutual(const struct cl_plan *plan)
+ * `heard`: a zero for each rank. */
+static bool is_mutual(const struct cl_plan *plan, bool *heard)
 {
-    bool *heard = calloc(plan->world_size, sizeof *heard), mutual = heard != NULL;
-    for (uint32_t i = 0; i < plan->step_count && mutual; i++)
+    bool mutual = true;
+    for (uint32_t i = 0; i < plan->step_count; i++)
         if (plan->steps[i].kind == CL_RECV_COPY || plan->steps[i].kind == CL_RECV_REDUCE)
             heard[plan->steps[i].peer] = true;
     for (uint32_t i = 0; i < plan->step_count && mutual; i++)
         mutual = plan->steps[i].kind != CL_SEND || heard[plan->steps[i].peer];
-    free(heard);
     return mutual;
 }
 
-static enum cl_plan_end end_of(const struct cl_plan *plan)
+static enum cl_plan_end end_of(const struct cl_plan *plan, bool *heard)
 {
     bool scratch = true, writes_input = false;
     for (uint32_t i = 0; i < plan->step_count; i++) {
@@ -161,13 +160,23 @@ static enum cl_plan_end end_of(const struct cl_plan *plan)
         scratch &= step->kind != CL_SEND || step->source == CL_SCRATCH;
         writes_input |= cl_step_writes(step->kind) && step->target == CL_INPUT;
     }
-    if (plan->uses_host || plan->network_steps == 0 || !is_mutual(plan))
+    if (plan->network_steps == 0 || !is_mutual(plan, heard))
         return CL_END_ACKNOWLEDGED;
     if (scratch)
         return plan->sent_bytes <= CL_PLAN_TRAILING_BYTES ? CL_END_AT_ONCE : CL_END_ACKNOWLEDGED;
     bool small = plan->sent_bytes <= CL_PLAN_COPIED_BYTES && plan->input_bytes <= CL_PLAN_COPIED_BYTES &&
                  plan->output_used <= CL_PLAN_COPIED_BYTES;
     return small && !plan->encodes && !writes_input ? CL_END_COPIED : CL_END_ACKNOWLEDGED;
+}
+
+/* False when there is no memory. */
+static bool find_end(struct cl_plan *plan)
+{
+    bool *heard = calloc(plan->world_size, sizeof *heard);
+    if (heard != NULL)
+        plan->end = end_of(plan, heard);
+    free(heard);
+    return heard != NULL;
 }
 
 static bool inspect(struct cl_plan *plan, const uint64_t sizes[4])
@@ -239,9 +248,7 @@ int cl_plan_create(const struct cl_plan_options *options, cl_plan **out)
     const uint64_t sizes[4] = {options->input_bytes, options->output_bytes, options->scratch_bytes,
                                options->staging_bytes};
     int status = inspect(plan, sizes) ? check_order(plan, successor_count) : CL_EINVAL;
-    if (status == CL_OK)
-        plan->end = end_of(plan);
-    if (status == CL_OK && !find_host_ranks(plan))
+    if (status == CL_OK && (!find_end(plan) || !find_host_ranks(plan)))
         status = CL_ENOMEM;
     if (status == CL_OK)
         *out = plan;

@@ -165,7 +165,7 @@ static void leave(struct sim_operation *operation)
     struct sim_rank *rank = operation->member->rank;
     operation->member->in_flight--;
     if (operation->early)
-        cl_eager_release(&operation->member->eager, operation->operation.early ? 0 : operation->input_bytes);
+        cl_eager_release(&operation->member->eager, cl_operation_copied_bytes(&operation->operation));
     if (!operation->operation.early)
         hear(operation);
     sim_membership_tidy(rank, rank->world->scenario->calls[operation->call].group);
@@ -199,7 +199,7 @@ static bool end_early(void *context, struct cl_operation *of_group)
 {
     struct sim_member *member = context;
     struct sim_operation *operation = (struct sim_operation *)of_group; /* its first member */
-    if (!cl_eager_reserve(&member->eager, 0))
+    if (!cl_eager_reserve(&member->eager, cl_operation_copied_bytes(of_group)))
         return false;
     operation->early = true;
     operation->status = CL_OK;
@@ -228,7 +228,7 @@ static bool ends_early(struct sim_operation *operation)
     struct cl_operation *send = &operation->operation;
     return send->kind == CL_OPERATION_SEND && !cl_p2p_may_be_local(send) &&
            atomic_load(&operation->member->group.status) == CL_OK &&
-           cl_eager_reserve(&operation->member->eager, operation->input_bytes);
+           cl_eager_reserve(&operation->member->eager, cl_operation_copied_bytes(send));
 }
 
 static void submit(struct sim_rank *rank, struct sim_operation *operation)

@@ -172,17 +172,23 @@ TEST(test_failure_after_the_end)
 
 /* ---- collectives ---- */
 
-/* Rank 1 has sent its part, and acknowledges nothing while its engine is at a halt. Returns its operation. */
-static cl_operation *halt_in_call(struct team *team, struct call *call)
+/* Once rank 1 has sent its part, it acknowledges nothing, as its engine is at a halt. */
+static void halt_after_sending(struct team *team)
 {
-    cl_operation *operation;
-    CHECK_EQ(submit_call(team, 1, call, PATIENCE_US, &operation), CL_OK);
     struct cl_engine_stats stats = {0};
     for (uint32_t i = 0; i < 5000 && stats.payload_bytes_sent == 0; i++) {
         usleep(1000);
         CHECK_EQ(cl_engine_read_stats(team->world->engines[1], &stats), CL_OK);
     }
     halt(team);
+}
+
+/* Returns the operation of rank 1. */
+static cl_operation *halt_in_call(struct team *team, struct call *call)
+{
+    cl_operation *operation;
+    CHECK_EQ(submit_call(team, 1, call, PATIENCE_US, &operation), CL_OK);
+    halt_after_sending(team);
     return operation;
 }
 
@@ -253,6 +259,56 @@ TEST(test_gaps_of_an_output)
     for (uint32_t rank = 0; rank < 2; rank++)
         for (uint32_t i = 0; i < BYTES; i++)
             CHECK_EQ(out[rank][i], i >= AT && i < AT + 4 ? 2 - rank : 9);
+}
+
+/* A plan of a host queue: posts, and exchanges a word with the other rank, or only posts. */
+static cl_plan *posting_plan(uint32_t rank, bool exchanges)
+{
+    struct draft draft = {.rank = rank, .world_size = 2, .input_bytes = 4, .output_bytes = 4};
+    struct cl_step send = {.kind = CL_SEND, .peer = 1 - rank, .length = 4};
+    struct cl_step receive = {.kind = CL_RECV_COPY, .peer = 1 - rank, .target = CL_OUTPUT, .length = 4};
+    uint32_t post = draft_add(&draft, (struct cl_step){.kind = CL_POST, .peer = rank, .message = 1}, DRAFT_NONE);
+    if (exchanges) {
+        draft_add(&draft, send, post);
+        draft_add(&draft, receive, post);
+    }
+    return draft_finish(&draft);
+}
+
+/* It leaves its host queue, too: the next one of that queue runs before the acknowledgements have come. */
+TEST(test_the_next_operation_of_a_host_goes_on)
+{
+    SCOPED_WORLD world = open_patient_world(2, "udp", PATIENCE_US);
+    SCOPED_TEAM team = open_team(&world, 1, false);
+    uint32_t in[2] = {3, 4}, out[2] = {0, 0};
+    cl_operation *own, *other;
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        cl_plan_release(team.plans[rank]);
+        team.plans[rank] = posting_plan(rank, true);
+    }
+    struct cl_operation_request request[2];
+    for (uint32_t rank = 0; rank < 2; rank++)
+        request[rank] = (struct cl_operation_request){.plan = team.plans[rank],
+                                                      .input = &in[rank],
+                                                      .output = &out[rank],
+                                                      .dtype = CL_U32,
+                                                      .op = CL_SUM,
+                                                      .qos = {.priority = 4},
+                                                      .timeout_us = PATIENCE_US};
+    CHECK_EQ(cl_submit(team.groups[1], &request[1], &other), CL_OK);
+    halt_after_sending(&team);
+    CHECK_EQ(cl_submit(team.groups[0], &request[0], &own), CL_OK);
+    CHECK_EQ(cl_operation_wait(own, PATIENCE_US), CL_OK);
+    CHECK_EQ(out[0], 4);
+    SCOPED_PLAN *post = posting_plan(0, false);
+    struct cl_operation_request next = request[0];
+    next.plan = post;
+    CHECK_EQ(cl_run(team.groups[0], &next), CL_OK);
+    CHECK(atomic_load(&cl_member_of(team.groups[0])->eager.bytes) > 0); /* that of the first one */
+    go_on(&team);
+    CHECK_EQ(finish(other), CL_OK);
+    CHECK_EQ(out[1], 3);
+    CHECK_EQ(finish(own), CL_OK);
 }
 
 /* The next operation has the error of a peer that is lost then. */

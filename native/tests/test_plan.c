@@ -333,7 +333,7 @@ TEST(test_when_operations_end)
     draft.steps[2] = (struct cl_step){.kind = CL_COPY, .source = CL_OUTPUT, .target = CL_INPUT, .length = 4};
     CHECK_EQ(end_of(draft), CL_END_ACKNOWLEDGED);
     draft.steps[2] = (struct cl_step){.kind = CL_POST, .message = 1};
-    CHECK_EQ(end_of(draft), CL_END_ACKNOWLEDGED);
+    CHECK_EQ(end_of(draft), CL_END_COPIED);
 }
 
 TEST(test_without_memory)
