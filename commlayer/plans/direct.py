@@ -183,11 +183,12 @@ def ordered_window(b: PlanBuilder, members: int, owned: Sequence[Range]) -> Wind
     return Window(b, slot_bytes, min(slots, max(len(owned), 1)))
 
 
-def exchange(rank: int, world_size: int, numel: int, itemsize: int, divisor: int) -> Plan:
-    """All-reduces OUTPUT in place in one network step, for small messages."""
+def exchange(rank: int, world_size: int, numel: int, itemsize: int, divisor: int, settings: Settings) -> Plan:
+    """All-reduces OUTPUT in place in one network step, for small messages, and for longer ones of two hosts."""
     b = PlanBuilder(rank, world_size)
-    if numel:
-        exchange_segment(b, range(world_size), Range(0, numel * itemsize), divisor=divisor)
+    whole = Range(0, numel * itemsize)
+    for piece in segments(whole, itemsize, settings.segment_bytes, MESSAGE_LIMIT_BYTES):
+        exchange_segment(b, range(world_size), piece, divisor=divisor)
     return b.build()
 
 
@@ -213,7 +214,7 @@ def exchange_segment(
         b.send(receiver, SCRATCH, slots[me], piece.length, [arrived[me]])
     for i in others(members, me):
         arrived[i] = b.recv_copy(members[i], SCRATCH, slots[i], piece.length)
-    done = [b.copy(SCRATCH, slots[0], OUTPUT, *piece, [arrived[0], arrived[me]])]
+    done = [arrived[me]] if me == 0 else [b.copy(SCRATCH, slots[0], OUTPUT, *piece, [arrived[0], arrived[me]])]
     for i in range(1, len(members)):
         done = [b.reduce(SCRATCH, slots[i], OUTPUT, *piece, [*done, arrived[i]])]
     if divisor > 1:

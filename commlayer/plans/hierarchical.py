@@ -49,14 +49,13 @@ def all_reduce(rank: int, hosts: Hosts, numel: int, itemsize: int, divisor: int,
     slot_bytes, longest = staging_area(settings.staging_bytes, 2, 1, itemsize)
     messages = owners * len(hosts)
     # A short message takes one network step, as in select.py, but only among the owners of a shard.
-    is_short = (len(hosts) - 1) * numel * itemsize <= settings.exchange_limit_bytes
+    is_short = settings.is_short(len(hosts), numel * itemsize)
     if settings.segment_for(messages) > longest and longest // messages < SHORT_MESSAGE_BYTES and not is_short:
         return _long_all_reduce(rank, hosts, numel, itemsize, divisor, settings)
     segment_bytes = min(settings.segment_for(messages), longest)
     pieces = segments(Range(0, numel * itemsize), itemsize, segment_bytes, longest)
-    short = is_short and len(pieces) == 1
     window = None
-    if settings.deterministic and members and not short:
+    if settings.deterministic and members and not is_short:
         shards = [partition(piece, owners, itemsize)[me] for piece in pieces]
         owned = [partition(shard, len(hosts), itemsize, settings.weights)[members.index(rank)] for shard in shards]
         window = direct.ordered_window(b, len(hosts), owned)
@@ -64,7 +63,7 @@ def all_reduce(rank: int, hosts: Hosts, numel: int, itemsize: int, divisor: int,
     def finish(_: Buffer, own: Range, after: Sequence[int]) -> list[int]:
         if grid.sums(len(hosts), own.length, settings):
             return _grid(b, members, own, itemsize, divisor, settings, after)
-        if short:
+        if is_short:
             return direct.exchange_segment(b, members, own, divisor=divisor, after=after)
         shards = partition(own, len(hosts), itemsize, settings.weights)
         return direct.all_reduce_segment(b, members, shards, divisor=divisor, window=window, after=after)

@@ -92,12 +92,12 @@ def _plan(
                 case "grid":
                     return grid.all_reduce(rank, n, numel, itemsize, divisor, settings)
                 case "exchange":
-                    return direct.exchange(rank, n, numel, itemsize, divisor)
+                    return direct.exchange(rank, n, numel, itemsize, divisor, settings)
                 case "ring":
                     return ring.all_reduce(rank, n, numel, itemsize, divisor, settings)
                 case "encoded":
                     return encoded.all_reduce(rank, hosts, numel, itemsize, divisor, settings)
-            is_partial = settings.partial and (flat or (len(hosts) > 1 and not _is_short(hosts, length, settings)))
+            is_partial = settings.partial and (flat or (len(hosts) > 1 and not settings.is_short(len(hosts), length)))
             make = module.partial_all_reduce if is_partial else module.all_reduce
             plan = make(rank, where, numel, itemsize, divisor, settings)
         case "reduce_scatter":
@@ -130,7 +130,7 @@ def all_reduce_algorithm(hosts: Hosts, length: int, settings: Settings) -> str:
     if n == 1 or len(hosts) == 1:
         return "none" if n == 1 else "host"
     flat = len(hosts) == n
-    is_short = _is_short(hosts, length, settings)
+    is_short = settings.is_short(len(hosts), length)
     is_encoded = settings.codecs is not None and not is_short
     if flat and grid.sums(n, length, settings) and (is_short or not (settings.partial or is_encoded)):
         return "grid"
@@ -153,11 +153,6 @@ def segment_count(hosts: Hosts, length: int, settings: Settings) -> int:
         length = CODECS[settings.codecs[0]].encoded_bytes(length)
     least_bytes = settings.partial_message_bytes * messages if settings.partial else 0
     return max(length // max(settings.segment_for(messages), least_bytes), 1)
-
-
-def _is_short(hosts: Hosts, length: int, settings: Settings) -> bool:
-    """Whether all ranks may send all they have to all others."""
-    return (len(hosts) - 1) * length <= settings.exchange_limit_bytes
 
 
 def _alone(collective: Collective, length: int) -> Plan:

@@ -7,6 +7,10 @@ import dataclasses
 from ..config import Algorithm
 from ..errors import ConfigError
 
+PAIR_FACTOR = 32
+"""Two hosts take one step for an all-reduce of so many times the limit: up to 1 MiB, which also ends without the
+acknowledgements (CL_PLAN_TRAILING_BYTES)."""
+
 SEGMENT_MEMBERS = 16
 """Members for which a segment has its usual length: with more of them, its messages keep their length."""
 
@@ -23,7 +27,8 @@ class Settings:
     """Network: bytes of one segment over up to SEGMENT_MEMBERS ranks, see `segment_for`. Smaller ones pipeline more
     finely, larger ones take fewer steps."""
     exchange_limit_bytes: int = 32 << 10
-    """Network: an all-reduce takes one step if a rank then sends no more than this to all others together."""
+    """Network: an all-reduce takes one step if a rank then sends no more than this to all others together; between two
+    hosts, which send as much in two steps, if it is PAIR_FACTOR times this."""
     staging_bytes: int = 2 << 20
     """Shared memory per rank that one operation may use."""
     small_bytes: int = 64 << 10
@@ -53,6 +58,12 @@ class Settings:
         """Bytes of a segment that is cut into messages for so many members: more members get longer segments, so that
         no message becomes shorter than a packet, and the steps do not grow with the square of the ranks."""
         return self.segment_bytes * max(members, SEGMENT_MEMBERS) // SEGMENT_MEMBERS
+
+    def is_short(self, hosts: int, length: int) -> bool:
+        """Whether hosts send all they have to all others in an all-reduce of `length` bytes: in one network step."""
+        is_plain = self.codecs is None and not self.partial
+        factor = PAIR_FACTOR if hosts == 2 and is_plain else 1
+        return (hosts - 1) * length <= factor * self.exchange_limit_bytes
 
     def __post_init__(self) -> None:
         if self.segment_bytes < 1:

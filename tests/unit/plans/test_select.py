@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from commlayer.errors import ConfigError
 from commlayer.plans import cache, direct, select
 from commlayer.plans.hierarchical import Hosts
-from commlayer.plans.plan import Plan, StepKind
+from commlayer.plans.plan import Buffer, Plan, StepKind
 from commlayer.plans.select import Collective, Settings, plan_for
 from commlayer.transport.base import Op
 from tests.unit.plans import interpreter
@@ -77,9 +77,26 @@ def test_small_all_reduces_take_one_network_step() -> None:
         return plan_for("all_reduce", rank=1, hosts=FLAT, numel=numel, itemsize=4, settings=s)
 
     limit = Settings().exchange_limit_bytes // 3 // 4
-    assert equal(all_reduce(limit), direct.exchange(1, 4, limit, 4, 1))
+    assert equal(all_reduce(limit), direct.exchange(1, 4, limit, 4, 1, Settings()))
     assert equal(all_reduce(limit + 1), direct.all_reduce(1, 4, limit + 1, 4, 1, Settings()))
     assert equal(all_reduce(limit, algorithm="direct"), direct.all_reduce(1, 4, limit, 4, 1, Settings()))
+
+
+@pytest.mark.parametrize("hosts", [((0,), (1,)), ((0, 2), (1, 3))])
+def test_two_hosts_take_one_network_step_up_to_1_mib(hosts: Any) -> None:
+    """They send as many bytes in one step as in two."""
+
+    def sends_results(numel: int, **settings: Any) -> bool:
+        s = Settings(**settings)
+        steps = plan_for("all_reduce", rank=0, hosts=hosts, numel=numel, itemsize=4, settings=s).steps
+        sent = steps["length"][steps["kind"] == StepKind.SEND].sum()
+        assert abs(int(sent) - numel * 4 // len(hosts[0])) <= 64 * len(steps)
+        return bool(np.any((steps["kind"] == StepKind.RECV_COPY) & (steps["target"] == Buffer.OUTPUT)))
+
+    limit = (1 << 20) // 4
+    assert not sends_results(limit)
+    assert not sends_results(limit, deterministic=True)
+    assert sends_results(limit + 64)
 
 
 @pytest.mark.parametrize(("n", "numel", "peers"), [(16, 1 << 20, 15), (17, 1 << 20, 1), (17, 1 << 14, 16)])
