@@ -65,11 +65,19 @@ def loopback(wire: str, environ: dict[str, str]) -> dict[str, Case]:
     return found
 
 
-def emulated(title: str, scenario: str, loss: float | None = None, *, iters: int = 5, size_kib: int = 8192) -> Case:
-    """An all-reduce on four hosts."""
+def emulated(
+    title: str,
+    scenario: str,
+    loss: float | None = None,
+    *,
+    iters: int = 5,
+    size_kib: int = 8192,
+    ranks: str = "4 hosts",
+) -> Case:
+    """An all-reduce of four ranks between emulated hosts."""
     arguments = (("size_bytes", size_kib << 10), ("iters", iters), ("warmup", 2))
     size = f"{size_kib >> 10} MiB" if size_kib >= 1024 else f"{size_kib} KiB"
-    return Case(f"all-reduce of {size}, 4 hosts, {title}", "all_reduce", arguments, 4, (), scenario, loss)
+    return Case(f"all-reduce of {size}, {ranks}, {title}", "all_reduce", arguments, 4, (), scenario, loss)
 
 
 CASES = {
@@ -100,6 +108,12 @@ CASES = {
             "200 Mbit/s, 1 % loss, round trips of 100 ms", "long1", iters=50, size_kib=size_kib
         )
         for size_kib in (64, 256)
+    },
+    **{
+        f"pair-{size_kib}K": emulated(
+            "200 Mbit/s, round trips of 20 ms", "pair", iters=50, size_kib=size_kib, ranks="2 hosts of 2 ranks"
+        )
+        for size_kib in (4, 64, 1024)
     },
     **{f"fabric-{seed}": Case(f"fabric, all-to-owner, seed {seed}", seed=seed) for seed in SEEDS},
 }
