@@ -98,7 +98,7 @@ def test_payload_adds_up_over_nics_and_is_that_of_the_slowest_host() -> None:
 @pytest.mark.parametrize("name", shipped())
 def test_shipped_scenario_is_valid(name: str) -> None:
     scenario = Scenario.read(name)
-    assert scenario.hosts == 4
+    assert scenario.hosts * scenario.ranks_per_host == 4
     assert str(scenario)
 
 
