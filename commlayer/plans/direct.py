@@ -183,12 +183,11 @@ def ordered_window(b: PlanBuilder, members: int, owned: Sequence[Range]) -> Wind
     return Window(b, slot_bytes, min(slots, max(len(owned), 1)))
 
 
-def exchange(rank: int, world_size: int, numel: int, itemsize: int, divisor: int, settings: Settings) -> Plan:
-    """All-reduces OUTPUT in place in one network step, for small messages, and for longer ones of two hosts."""
+def exchange(rank: int, world_size: int, numel: int, itemsize: int, divisor: int) -> Plan:
+    """All-reduces OUTPUT in place in one network step, for short messages."""
     b = PlanBuilder(rank, world_size)
-    whole = Range(0, numel * itemsize)
-    for piece in segments(whole, itemsize, settings.segment_bytes, MESSAGE_LIMIT_BYTES):
-        exchange_segment(b, range(world_size), piece, divisor=divisor)
+    if numel:
+        exchange_segment(b, range(world_size), Range(0, numel * itemsize), divisor=divisor)
     return b.build()
 
 

@@ -92,7 +92,7 @@ def _plan(
                 case "grid":
                     return grid.all_reduce(rank, n, numel, itemsize, divisor, settings)
                 case "exchange":
-                    return direct.exchange(rank, n, numel, itemsize, divisor, settings)
+                    return direct.exchange(rank, n, numel, itemsize, divisor)
                 case "ring":
                     return ring.all_reduce(rank, n, numel, itemsize, divisor, settings)
                 case "encoded":

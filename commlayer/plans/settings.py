@@ -7,9 +7,9 @@ import dataclasses
 from ..config import Algorithm
 from ..errors import ConfigError
 
-PAIR_FACTOR = 32
-"""Two hosts take one step for an all-reduce of so many times the limit: up to 1 MiB, which also ends without the
-acknowledgements (CL_PLAN_TRAILING_BYTES)."""
+PAIR_FACTOR = 8
+"""Two hosts take one step for an all-reduce of so many times the limit: up to 256 KiB. Longer ones take longer over
+fast links, because one step copies and adds twice as many bytes."""
 
 SEGMENT_MEMBERS = 16
 """Members for which a segment has its usual length: with more of them, its messages keep their length."""
@@ -27,8 +27,8 @@ class Settings:
     """Network: bytes of one segment over up to SEGMENT_MEMBERS ranks, see `segment_for`. Smaller ones pipeline more
     finely, larger ones take fewer steps."""
     exchange_limit_bytes: int = 32 << 10
-    """Network: an all-reduce takes one step if a rank then sends no more than this to all others together; between two
-    hosts, which send as much in two steps, if it is PAIR_FACTOR times this."""
+    """Network: an all-reduce takes one step if a rank then sends no more than this to all others together. Two hosts
+    send as much in two steps, so between them it is up to PAIR_FACTOR times as much."""
     staging_bytes: int = 2 << 20
     """Shared memory per rank that one operation may use."""
     small_bytes: int = 64 << 10

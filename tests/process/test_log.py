@@ -60,7 +60,7 @@ def test_a_job_is_told_from_its_start_to_its_end(tmp_path: Path, end: str) -> No
         assert "buffers of " in lines[2]
         assert text.count("group '0': 2 ranks on 2 hosts: ") == 1
         assert f"path lo to rank {1 - rank} on " in text
-        assert "all_reduce by exchange at 4 KiB, exchange at 64 KiB, exchange at 1 MiB, direct at 64 MiB" in text
+        assert "all_reduce by exchange at 4 KiB, exchange at 64 KiB, direct at 1 MiB, direct at 64 MiB" in text
         assert text.count(": policy defaults") == 1
         assert text.count(": policy priority=1") == 1
         assert text.count("allreduce goes to gloo: sparse tensors") == 1

@@ -156,7 +156,7 @@ def conform_all(
     divisor, root = n if average else 1, seed % n
     arguments: dict[str, tuple[Any, ...]] = {
         "all_reduce": (divisor, settings),
-        "exchange": (divisor, settings),
+        "exchange": (divisor,),
         "reduce": (divisor, root, settings),
         "broadcast": (root, settings),
         "reduce_scatter": (divisor, settings),

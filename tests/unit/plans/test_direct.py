@@ -41,7 +41,7 @@ def test_deterministic_results_do_not_depend_on_timing() -> None:
     assert outcomes(lambda r: direct.all_reduce(r, 5, 100, 4, 1, s), 5, 100) > 1
     s = Settings(segment_bytes=300, deterministic=True)
     assert outcomes(lambda r: direct.all_reduce(r, 5, 100, 4, 1, s), 5, 100) == 1
-    assert outcomes(lambda r: direct.exchange(r, 5, 100, 4, 1, Settings()), 5, 100) == 1
+    assert outcomes(lambda r: direct.exchange(r, 5, 100, 4, 1), 5, 100) == 1
     s = Settings(segment_bytes=1 << 20, deterministic=True)
     assert outcomes(lambda r: direct.reduce(r, 5, 5000, 4, 1, 0, s), 5, 5000) == 1
 
