@@ -391,7 +391,6 @@ struct progress {
 /* Ends an operation for its caller, and in its host queue: only its packets are left. */
 static void end_early(struct cl_group *group, struct cl_operation *operation)
 {
-    cl_operation_give(operation);
     if (is_queued(operation)) {
         cl_host_queues_end(&group->host_queues, &operation->turn);
         atomic_fetch_sub(&group->host_queues.queues[operation->turn.class].queued, 1);

@@ -80,52 +80,16 @@ void cl_operation_write_done(struct cl_operation *operation, int status)
     atomic_store_explicit(operation->done, 1, memory_order_release);
 }
 
-/* The place of the output in the copy. */
-static uint64_t output_at(const struct cl_plan *plan)
-{
-    return (plan->input_bytes + 63) / 64 * 64;
-}
-
-static uint64_t copied_bytes(const struct cl_plan *plan)
-{
-    return output_at(plan) + plan->output_used;
-}
-
 uint64_t cl_operation_copied_bytes(const struct cl_operation *operation)
 {
-    if (operation->kind != CL_OPERATION_PLAN)
-        return operation->transfer.length;
-    return operation->plan->end == CL_END_COPIED ? copied_bytes(operation->plan) : 0;
+    return operation->kind == CL_OPERATION_PLAN ? operation->copied_bytes : operation->transfer.length;
 }
 
-/* Copies the buffers, if the operation may end before all is acknowledged. Without memory it ends later. */
-static void copy(struct cl_operation *operation)
+bool cl_operation_may_end(struct cl_operation *operation)
 {
-    const struct cl_plan *plan = operation->plan;
-    if (operation->kind != CL_OPERATION_PLAN || plan->end != CL_END_COPIED || operation->qos.loss_bound > 0)
-        return;
-    operation->copy = malloc(copied_bytes(plan) + 1);
-    if (operation->copy == NULL)
-        return;
-    if (plan->input_bytes > 0)
-        memcpy(operation->copy, operation->input, plan->input_bytes);
-    if (plan->output_used > 0) /* the plan may read it, and leave gaps */
-        memcpy(operation->copy + output_at(plan), operation->output, plan->output_used);
-}
-
-bool cl_operation_may_end(const struct cl_operation *operation)
-{
-    const struct cl_plan *plan = operation->plan;
-    bool keeps = operation->copy != NULL || plan->end == CL_END_AT_ONCE;
-    return operation->kind == CL_OPERATION_PLAN && operation->executor != NULL && keeps && !operation->early &&
-           operation->qos.loss_bound == 0 && cl_executor_is_delivered(operation->executor);
-}
-
-void cl_operation_give(struct cl_operation *operation)
-{
-    if (operation->copy != NULL && !operation->given && operation->plan->output_bytes > 0)
-        memcpy(operation->output, operation->copy + output_at(operation->plan), operation->plan->output_bytes);
-    operation->given = true;
+    return operation->kind == CL_OPERATION_PLAN && operation->plan->mutual && operation->executor != NULL &&
+           !operation->early && operation->qos.loss_bound == 0 &&
+           cl_executor_release(operation->executor, &operation->copied_bytes);
 }
 
 int cl_operation_start(struct cl_operation *operation, const struct cl_operation_place *place, uint64_t now_us)
@@ -137,23 +101,21 @@ int cl_operation_start(struct cl_operation *operation, const struct cl_operation
     operation->started_us = now_us;
     if (operation->qos.deadline_us == UINT64_MAX)
         operation->qos.deadline_us = cl_deadline_us(&operation->plan->deadline);
-    copy(operation);
-    uint8_t *copied = operation->copy;
-    struct cl_executor_config config = {
-        .plan = operation->plan,
-        .input = copied != NULL ? copied : operation->input,
-        .output = copied != NULL ? copied + output_at(operation->plan) : operation->output,
-        .arithmetic = operation->arithmetic,
-        .host = operation->plan->uses_host ? &view : NULL,
-        .endpoint = place->endpoint,
-        .peers = p2p ? operation->pair : place->peers,
-        .group = p2p ? place->group | CL_GROUP_P2P : place->group,
-        .sequence = operation->sequence,
-        .first_message = operation->ticket.index,
-        .signature = operation->signature == 0 ? 0 : (uint16_t)(1 + operation->signature % 4095),
-        .priority = operation->qos.priority,
-        .codec_key = operation->codec_key,
-        .qos = operation->qos};
+    struct cl_executor_config config = {.plan = operation->plan,
+                                        .input = operation->input,
+                                        .output = operation->output,
+                                        .arithmetic = operation->arithmetic,
+                                        .host = operation->plan->uses_host ? &view : NULL,
+                                        .endpoint = place->endpoint,
+                                        .peers = p2p ? operation->pair : place->peers,
+                                        .group = p2p ? place->group | CL_GROUP_P2P : place->group,
+                                        .sequence = operation->sequence,
+                                        .first_message = operation->ticket.index,
+                                        .signature =
+                                            operation->signature == 0 ? 0 : (uint16_t)(1 + operation->signature % 4095),
+                                        .priority = operation->qos.priority,
+                                        .codec_key = operation->codec_key,
+                                        .qos = operation->qos};
     int status = cl_executor_create(&config, &operation->executor);
     if (status == CL_OK)
         cl_executor_set_owner(operation->executor, operation);
@@ -179,8 +141,4 @@ void cl_operation_end(struct cl_operation *operation, int status, uint64_t now_u
     operation->times.ended_us = now_us;
     cl_executor_destroy(operation->executor);
     operation->executor = NULL;
-    if (status == CL_OK)
-        cl_operation_give(operation);
-    free(operation->copy);
-    operation->copy = NULL;
 }

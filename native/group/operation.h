@@ -18,10 +18,9 @@ struct cl_operation {
     enum cl_operation_kind kind;
     struct cl_plan *plan;
     uint8_t *input, *output;
-    uint8_t *copy; /* of both, on which it runs, until its end; NULL: it runs on the caller's memory */
-    bool given;    /* the output is in the caller's memory */
     bool early; /* it has ended for the caller, and acknowledgements are missing: collectives only. The sends of short
                    messages set cl_submission.early alone */
+    uint64_t copied_bytes; /* of the caller's memory, to end early */
     struct cl_arithmetic arithmetic;
     struct cl_qos qos;
     uint64_t codec_key;
@@ -81,11 +80,11 @@ struct cl_operation_place {
 };
 /* Creates the executor; the operation's order must have been assigned. */
 int cl_operation_start(struct cl_operation *operation, const struct cl_operation_place *place, uint64_t now_us);
-/* The bytes of the caller's memory that an operation copies to end early. */
+/* The bytes of the caller's memory that an operation has copied to end early. */
 uint64_t cl_operation_copied_bytes(const struct cl_operation *operation);
-/* Whether it may end for the caller, though acknowledgements are missing: then cl_operation_give, and set `early`. */
-bool cl_operation_may_end(const struct cl_operation *operation);
-/* Gives the caller the output, if the operation has run on copies. */
-void cl_operation_give(struct cl_operation *operation);
+/* Whether it may end for the caller, though acknowledgements are missing: then set `early`. It has its result once it
+ * has received all parts from the others; they have called the same collective if it has received from each to which it
+ * sends. */
+bool cl_operation_may_end(struct cl_operation *operation);
 /* Takes the time of the first byte and what the operation did not count from the executor, which goes. */
 void cl_operation_end(struct cl_operation *operation, int status, uint64_t now_us);

@@ -8,6 +8,13 @@
 
 _Static_assert((int)CL_CODEC_BLOCK_BYTES_MAX == 576 - 48 - (int)CL_PACKET_HEAD_BYTES, "what codec.h says of packets");
 
+enum {
+    TRAILING_BYTES = 1 << 20, /* the most values that are left to send: a group that closes waits for them, and not for
+                                 ever (CL_EAGER_FLUSH_MAX_US) */
+    COPIED_BYTES = 65536, /* so much is always copied; more only if the acknowledgements take longer than copying: */
+    COPIED_BYTES_PER_US = 512, /* an eighth of what memory copies */
+};
+
 /* Names a network step in the endpoint's completions. */
 struct token {
     struct cl_executor *executor;
@@ -35,7 +42,10 @@ struct cl_executor {
     uint64_t first_us;    /* see cl_executor_first_us */
     uint64_t last_us;     /* see cl_executor_last */
     uint32_t last_rank;
-    uint8_t *heard; /* by rank: whether its first data has come */
+    uint8_t *heard;  /* by rank: whether its first data has come */
+    uint8_t *copied; /* what sends read that were left when the caller got its memory back */
+    uint64_t copied_bytes;
+    bool released;
 };
 
 int cl_executor_create(const struct cl_executor_config *config, struct cl_executor **out)
@@ -93,6 +103,7 @@ void cl_executor_destroy(struct cl_executor *executor)
     if (executor->config.plan->network_steps > 0)
         cl_endpoint_end(executor->config.endpoint, executor->config.group, executor->config.sequence);
     cl_missing_free(&executor->missing);
+    free(executor->copied);
     free(executor->scratch);
     free(executor);
 }
@@ -222,13 +233,19 @@ static struct cl_qos qos_of(struct cl_executor *executor, const struct cl_step *
     return qos;
 }
 
+static struct cl_message_id name_of(const struct cl_executor *executor, const struct cl_step *step)
+{
+    const struct cl_executor_config *config = &executor->config;
+    return (struct cl_message_id){config->group, config->sequence, config->first_message + step->message};
+}
+
 static int start_message(struct cl_executor *executor, uint32_t index, const struct cl_step *step, uint64_t now_us)
 {
     const struct cl_executor_config *config = &executor->config;
     struct cl_qos qos = qos_of(executor, step, now_us);
     struct token *token = &executor->tokens[executor->token_count++];
     *token = (struct token){executor, index};
-    struct cl_message_id id = {config->group, config->sequence, config->first_message + step->message};
+    struct cl_message_id id = name_of(executor, step);
     uint16_t peer = config->peers[step->peer];
     const struct cl_codec *codec = cl_step_codec(step);
     uint32_t length = (uint32_t)(codec == NULL ? step->length : cl_codec_bytes(codec, step->length / sizeof(float)));
@@ -429,9 +446,81 @@ struct cl_executor *cl_executor_complete(void *context, int status)
     return executor;
 }
 
-bool cl_executor_is_delivered(const struct cl_executor *executor)
+/* The send before *step that has not ended; the last one for NULL. *step: NULL if there is none. */
+static bool find_send(const struct cl_executor *executor, const struct cl_step **step)
 {
-    return executor->status == CL_OK && executor->remaining == executor->sends;
+    const struct cl_executor_config *config = &executor->config;
+    const struct cl_step *first = config->plan->steps;
+    const struct cl_step *next = *step != NULL ? *step : first + config->plan->step_count;
+    while (next-- > first) {
+        if (next->kind != CL_SEND ||
+            !cl_endpoint_is_sending(config->endpoint, config->peers[next->peer], name_of(executor, next)))
+            continue;
+        *step = next;
+        return true;
+    }
+    return false;
+}
+
+/* Whether a send reads what another one reads, too, as those of a result to several ranks do. */
+static bool reads_same(const struct cl_step *step, const struct cl_step *other)
+{
+    return other != NULL && step->source == other->source && step->source_offset == other->source_offset &&
+           step->length == other->length;
+}
+
+/* Sums what is left to copy. False: too much is left. */
+static bool count_copied(struct cl_executor *executor)
+{
+    uint64_t trailing = 0;
+    const struct cl_step *copied = NULL;
+    executor->copied_bytes = 0;
+    for (const struct cl_step *step = NULL; find_send(executor, &step);) {
+        trailing += step->length;
+        if (trailing > TRAILING_BYTES)
+            return false;
+        if (step->source == CL_SCRATCH || reads_same(step, copied))
+            continue;
+        executor->copied_bytes += step->length;
+        copied = step;
+    }
+    return executor->copied_bytes <= COPIED_BYTES ||
+           executor->copied_bytes / COPIED_BYTES_PER_US <= cl_endpoint_slowest_us(executor->config.endpoint);
+}
+
+static void copy_sent(struct cl_executor *executor)
+{
+    const struct cl_executor_config *config = &executor->config;
+    const struct cl_step *copied = NULL;
+    uint8_t *next = executor->copied, *last = NULL;
+    for (const struct cl_step *step = NULL; find_send(executor, &step);) {
+        if (step->source == CL_SCRATCH)
+            continue;
+        if (!reads_same(step, copied)) {
+            copied = step;
+            last = next;
+            memcpy(last, address(executor, step->source, 0, step->source_offset), step->length);
+            next += step->length;
+        }
+        cl_endpoint_move_send(config->endpoint, config->peers[step->peer], name_of(executor, step), last);
+    }
+}
+
+bool cl_executor_release(struct cl_executor *executor, uint64_t *copied_bytes)
+{
+    if (executor->status != CL_OK || executor->remaining != executor->sends)
+        return false;
+    if (!executor->released) {
+        if (!count_copied(executor))
+            return false;
+        executor->copied = malloc(executor->copied_bytes + 1);
+        if (executor->copied == NULL)
+            return false;
+        copy_sent(executor);
+        executor->released = true;
+    }
+    *copied_bytes = executor->copied_bytes;
+    return true;
 }
 
 void cl_executor_moved(void *context, uint64_t first_us)

@@ -139,44 +139,20 @@ static bool find_host_ranks(struct cl_plan *plan)
     return complete;
 }
 
-/* Whether it receives from every rank to which it sends: then no other rank is in another operation when it ends.
- * `heard`: a zero for each rank. */
-static bool is_mutual(const struct cl_plan *plan, bool *heard)
+/* False when there is no memory. */
+static bool find_mutual(struct cl_plan *plan)
 {
-    bool mutual = true;
+    bool *heard = calloc(plan->world_size, sizeof *heard);
+    if (heard == NULL)
+        return false;
+    plan->mutual = plan->network_steps > 0;
     for (uint32_t i = 0; i < plan->step_count; i++)
         if (plan->steps[i].kind == CL_RECV_COPY || plan->steps[i].kind == CL_RECV_REDUCE)
             heard[plan->steps[i].peer] = true;
-    for (uint32_t i = 0; i < plan->step_count && mutual; i++)
-        mutual = plan->steps[i].kind != CL_SEND || heard[plan->steps[i].peer];
-    return mutual;
-}
-
-static enum cl_plan_end end_of(const struct cl_plan *plan, bool *heard)
-{
-    bool scratch = true, writes_input = false;
-    for (uint32_t i = 0; i < plan->step_count; i++) {
-        const struct cl_step *step = &plan->steps[i];
-        scratch &= step->kind != CL_SEND || step->source == CL_SCRATCH;
-        writes_input |= cl_step_writes(step->kind) && step->target == CL_INPUT;
-    }
-    if (plan->network_steps == 0 || !is_mutual(plan, heard))
-        return CL_END_ACKNOWLEDGED;
-    if (scratch)
-        return plan->sent_bytes <= CL_PLAN_TRAILING_BYTES ? CL_END_AT_ONCE : CL_END_ACKNOWLEDGED;
-    bool small = plan->sent_bytes <= CL_PLAN_COPIED_BYTES && plan->input_bytes <= CL_PLAN_COPIED_BYTES &&
-                 plan->output_used <= CL_PLAN_COPIED_BYTES;
-    return small && !plan->encodes && !writes_input ? CL_END_COPIED : CL_END_ACKNOWLEDGED;
-}
-
-/* False when there is no memory. */
-static bool find_end(struct cl_plan *plan)
-{
-    bool *heard = calloc(plan->world_size, sizeof *heard);
-    if (heard != NULL)
-        plan->end = end_of(plan, heard);
+    for (uint32_t i = 0; i < plan->step_count; i++)
+        plan->mutual &= plan->steps[i].kind != CL_SEND || heard[plan->steps[i].peer];
     free(heard);
-    return heard != NULL;
+    return true;
 }
 
 static bool inspect(struct cl_plan *plan, const uint64_t sizes[4])
@@ -197,18 +173,10 @@ static bool inspect(struct cl_plan *plan, const uint64_t sizes[4])
         if (step->kind == CL_POST || names_host_rank(step))
             plan->uses_host = true;
         plan->encodes |= step->flags >> 8 != 0;
-        if (cl_step_reads(step->kind) && step->source == CL_INPUT &&
-            step->source_offset + step->length > plan->input_bytes)
-            plan->input_bytes = step->source_offset + step->length;
-        if (cl_step_reads(step->kind) && step->source == CL_OUTPUT &&
-            step->source_offset + step->length > plan->output_used)
-            plan->output_used = step->source_offset + step->length;
         uint64_t end = step->target_offset + step->length;
         if (cl_step_writes(step->kind) && step->kind != CL_ENCODE && step->target == CL_OUTPUT &&
             end > plan->output_bytes)
             plan->output_bytes = end;
-        if (plan->output_bytes > plan->output_used)
-            plan->output_used = plan->output_bytes;
         if (cl_step_reads(step->kind) && step->source == CL_STAGING && step->peer != plan->rank)
             plan->shared_bytes += step->length;
         if (step->dependencies == 0)
@@ -248,7 +216,7 @@ int cl_plan_create(const struct cl_plan_options *options, cl_plan **out)
     const uint64_t sizes[4] = {options->input_bytes, options->output_bytes, options->scratch_bytes,
                                options->staging_bytes};
     int status = inspect(plan, sizes) ? check_order(plan, successor_count) : CL_EINVAL;
-    if (status == CL_OK && (!find_end(plan) || !find_host_ranks(plan)))
+    if (status == CL_OK && (!find_mutual(plan) || !find_host_ranks(plan)))
         status = CL_ENOMEM;
     if (status == CL_OK)
         *out = plan;

@@ -15,20 +15,6 @@
  * limit, as counters of successive operations are compared modulo 2^32. */
 #define CL_POSTS_LIMIT (1u << 20)
 
-enum {
-    CL_PLAN_COPIED_BYTES = 65536, /* the most that an operation sends, reads or writes, each, if it runs on copies */
-    CL_PLAN_TRAILING_BYTES = 1 << 20, /* the most values that it sends if it ends early: a group that closes waits for
-                                         them, and not for ever (CL_EAGER_FLUSH_MAX_US) */
-};
-
-/* When an operation may end. It has its result once it has received all parts from the others. Some of its own packets
- * may then be unsent, on their way, or lost: the engine goes on with them. */
-enum cl_plan_end {
-    CL_END_ACKNOWLEDGED, /* once they are acknowledged */
-    CL_END_COPIED,       /* at once, if it has run on copies of its buffers, which are small */
-    CL_END_AT_ONCE,      /* at once: all that it sends is in its scratch */
-};
-
 struct cl_plan {
     atomic_uint references;
     uint32_t rank, world_size;
@@ -39,10 +25,8 @@ struct cl_plan {
     uint64_t shared_bytes;  /* read from the staging of other ranks */
     bool uses_host;         /* it reads or writes staging, posts or awaits */
     bool encodes;           /* it has steps with a codec */
-    enum cl_plan_end end;
-    uint64_t input_bytes;  /* up to the last one that a step reads */
-    uint64_t output_used;  /* up to the last byte of the output that a step reads or writes */
-    uint64_t output_bytes; /* up to the last one that a step writes */
+    bool mutual;            /* it has network steps, and receives from every rank to which it sends */
+    uint64_t output_bytes;  /* up to the last one that a step writes */
     uint64_t scratch_bytes;
     uint64_t staging_bytes;
     uint32_t signature; /* of the collective, the same on all ranks; 0: not compared */

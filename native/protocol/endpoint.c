@@ -240,6 +240,18 @@ int cl_endpoint_post_send(struct cl_endpoint *endpoint, uint16_t peer, struct cl
     return CL_OK;
 }
 
+bool cl_endpoint_is_sending(const struct cl_endpoint *endpoint, uint16_t peer, struct cl_message_id id)
+{
+    return cl_table_find_send(&endpoint->table, peer, &id) != NULL;
+}
+
+void cl_endpoint_move_send(struct cl_endpoint *endpoint, uint16_t peer, struct cl_message_id id, const void *data)
+{
+    struct cl_send *send = cl_table_find_send(&endpoint->table, peer, &id);
+    cl_outbox_move(&endpoint->outbox, &send->message, send->data, data);
+    send->data = data;
+}
+
 static bool recently_refused(const struct cl_peer *peer, uint64_t now_us)
 {
     return peer->refused_us && now_us < peer->refused_us + CL_PEER_REFUSED_US;

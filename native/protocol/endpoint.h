@@ -102,6 +102,11 @@ int cl_endpoint_post_send(struct cl_endpoint *endpoint, uint16_t peer, struct cl
 int cl_endpoint_post_receive(struct cl_endpoint *endpoint, uint16_t peer, struct cl_message_id id, struct cl_sink sink,
                              uint32_t length, const struct cl_qos *qos, uint64_t now_us, void *context);
 
+/* Whether a send of this name has not ended. */
+bool cl_endpoint_is_sending(const struct cl_endpoint *endpoint, uint16_t peer, struct cl_message_id id);
+/* Such a send reads its data there from now on. They must be the same as where it read them before. */
+void cl_endpoint_move_send(struct cl_endpoint *endpoint, uint16_t peer, struct cl_message_id id, const void *data);
+
 /* The index with which the next receive of this tag must be posted. `group` has CL_GROUP_P2P here and below. */
 uint32_t cl_endpoint_next_index(const struct cl_endpoint *endpoint, uint16_t peer, uint32_t group, uint32_t tag);
 /* Finds the announced message of this tag that came first, among those that are next in turn from their peer. False:

@@ -2,6 +2,7 @@
 
 #include "protocol/array.h"
 #include "protocol/datagram.h"
+#include "protocol/message.h"
 
 bool cl_outbox_keep(struct cl_outbox *outbox, const struct cl_datagram *datagram)
 {
@@ -37,6 +38,19 @@ const struct cl_datagram *cl_outbox_take(struct cl_outbox *outbox, size_t room)
         outbox->waiting &= ~(UINT64_C(1) << number);
     }
     return next;
+}
+
+void cl_outbox_move(struct cl_outbox *outbox, const struct cl_message *message, const uint8_t *from, const uint8_t *to)
+{
+    for (uint32_t i = 0; i < CL_OUTBOX_PORTS; i++) {
+        const struct cl_outbox_port *port = &outbox->ports[i];
+        for (uint32_t j = port->first; j < port->count; j++) {
+            struct cl_datagram *datagram = &port->list[j];
+            if (datagram->message == message && datagram->generation == message->generation &&
+                datagram->payload_length > 0)
+                datagram->payload = to + (datagram->payload - from);
+        }
+    }
 }
 
 void cl_outbox_free(struct cl_outbox *outbox)

@@ -10,6 +10,7 @@
 #include <stdint.h>
 
 struct cl_datagram;
+struct cl_message;
 
 enum { CL_OUTBOX_PORTS = 64 };
 
@@ -32,4 +33,6 @@ void cl_outbox_release(struct cl_outbox *outbox, uint32_t port);
 /* The next datagram that may leave, or NULL; valid until the next call. Those of a port come one after another, and
  * only if all of them fit into `room`: if the port is full again, they are kept again in the same order. */
 const struct cl_datagram *cl_outbox_take(struct cl_outbox *outbox, size_t room);
+/* Datagrams of the message read its data at `to` from now on, and no longer at `from`, where the same is. */
+void cl_outbox_move(struct cl_outbox *outbox, const struct cl_message *message, const uint8_t *from, const uint8_t *to);
 void cl_outbox_free(struct cl_outbox *outbox);

@@ -31,16 +31,22 @@ class Mutant(NamedTuple):
 
 MUTANTS = (
     Mutant(
-        "end a collective early on the caller's input",
-        "group/operation.c",
-        ".input = copied != NULL ? copied : operation->input,",
-        ".input = operation->input,",
+        "end a collective early on the caller's memory",
+        "protocol/endpoint.c",
+        "    send->data = data;\n}",
+        "}",
     ),
     Mutant(
         "end a collective one step too early",
         "plan/executor.c",
-        "executor->remaining == executor->sends;",
-        "executor->remaining <= executor->sends + 1;",
+        "executor->remaining != executor->sends)",
+        "executor->remaining > executor->sends + 1)",
+    ),
+    Mutant(
+        "leave what waits for a port on the caller's memory",
+        "protocol/endpoint.c",
+        "    cl_outbox_move(&endpoint->outbox, &send->message, send->data, data);\n",
+        "",
     ),
     Mutant(
         "deliver duplicates twice",

@@ -397,6 +397,63 @@ TEST(test_receive_copy)
     CHECK_EQ(output[3], 4);
 }
 
+enum { LONG = 1 << 18 }; /* words */
+
+/* Rank 0 sends `length` bytes to rank 1, twice, and gives its memory back before they have left. Returns how much was
+ * copied; UINT64_MAX: the memory is still needed. */
+static uint64_t release(uint64_t delay_us, uint32_t length, enum cl_buffer source)
+{
+    static uint32_t input[LONG], output[2][LONG];
+    SCOPED_NETWORK *network = open_network();
+    network_set_delay(network, delay_us);
+    network_run_until(network, network_now_us(network) + 100000); /* round trips are known */
+    struct draft sender = {.world_size = 2, .input_bytes = sizeof input, .scratch_bytes = sizeof input};
+    struct draft receiver = {.rank = 1, .world_size = 2, .output_bytes = sizeof output};
+    uint32_t from = DRAFT_NONE;
+    if (source == CL_SCRATCH)
+        from = draft_add(&sender, (struct cl_step){.kind = CL_COPY, .target = CL_SCRATCH, .length = length}, from);
+    for (uint32_t i = 0; i < 2; i++) {
+        struct cl_step send = {.kind = CL_SEND, .peer = 1, .message = i, .source = source, .length = length};
+        struct cl_step receive = {.kind = CL_RECV_COPY, .message = i, .target = CL_OUTPUT, .length = length};
+        receive.target_offset = i * sizeof output[0];
+        draft_add(&sender, send, from);
+        draft_add(&receiver, receive, DRAFT_NONE);
+    }
+    SCOPED_PLAN *sends = draft_finish(&sender), *receives = draft_finish(&receiver);
+    for (uint32_t i = 0; i < LONG; i++)
+        input[i] = i;
+    SCOPED_EXECUTOR *to = start(network, 1, receives, NULL, output[0]);
+    SCOPED_EXECUTOR *of = start(network, 0, sends, input, NULL);
+    uint64_t copied = 0;
+    CHECK(!cl_executor_release(of, &copied)); /* it has not begun */
+    CHECK_EQ(poll(network, to), CL_PROGRESS_BLOCKED);
+    CHECK_EQ(poll(network, of), CL_PROGRESS_BLOCKED);
+    CHECK(!cl_executor_release(to, &copied)); /* it receives */
+    bool released = cl_executor_release(of, &copied);
+    if (released)
+        memset(input, 8, sizeof input);
+    network_run_until(network, network_now_us(network) + 2000000);
+    CHECK_EQ(poll(network, to), CL_PROGRESS_DONE);
+    CHECK_EQ(poll(network, of), CL_PROGRESS_DONE);
+    uint32_t wrong = 0;
+    for (uint32_t i = 0; i < length / 4; i++)
+        wrong += output[0][i] != i || output[1][i] != i;
+    CHECK_EQ(wrong, 0);
+    return released ? copied : UINT64_MAX;
+}
+
+TEST(test_release)
+{
+    enum { FAR_US = 5000, NEAR_US = 100 };
+    CHECK_EQ(release(NEAR_US, 65536, CL_INPUT), 65536); /* both read the same */
+    CHECK_EQ(release(NEAR_US, 65536, CL_SCRATCH), 0);
+    CHECK_EQ(release(NEAR_US, 400000, CL_INPUT), UINT64_MAX);
+    CHECK_EQ(release(FAR_US, 400000, CL_INPUT), 400000);
+    CHECK_EQ(release(NEAR_US, 400000, CL_SCRATCH), 0);
+    CHECK_EQ(release(FAR_US, 600000, CL_INPUT), UINT64_MAX); /* too much is left to send */
+    CHECK_EQ(release(FAR_US, 600000, CL_SCRATCH), UINT64_MAX);
+}
+
 /* The owner gets 60 of 100 packets before its deadline, and never hears from the sender again. */
 TEST(test_a_deadline_and_what_is_absent)
 {

@@ -87,6 +87,37 @@ TEST(test_a_message_ends_while_its_port_is_full)
     cl_endpoint_destroy(endpoint);
 }
 
+/* The data of a message moves while its port is full: what has waited leaves from there. */
+TEST(test_a_message_moves_while_its_port_is_full)
+{
+    static uint8_t data[PACKETS * 1400], moved[PACKETS * 1400];
+    static struct cl_datagram batch[BATCH];
+    struct cl_endpoint *endpoint = make(0);
+    CHECK_EQ(cl_endpoint_send(endpoint, 1000, batch, BATCH), 1); /* the PING */
+    for (size_t i = 0; i < sizeof data; i++)
+        data[i] = (uint8_t)(i * 7);
+    memcpy(moved, data, sizeof data);
+    post_packets(endpoint, 1, data);
+    post_packets(endpoint, 2, data);
+    CHECK(cl_endpoint_is_sending(endpoint, 1, (struct cl_message_id){9, 1, 0}));
+    CHECK(!cl_endpoint_is_sending(endpoint, 1, (struct cl_message_id){9, 3, 0}));
+    size_t count = cl_endpoint_send(endpoint, 1000, batch, BATCH);
+    CHECK_EQ(count, 2 * PACKETS);
+    for (size_t i = 0; i < count; i++)
+        cl_endpoint_refuse(endpoint, &batch[i]);
+    cl_endpoint_move_send(endpoint, 1, (struct cl_message_id){9, 2, 0}, moved);
+    cl_endpoint_release_port(endpoint, 0);
+    CHECK_EQ(cl_endpoint_send(endpoint, 1200, batch, BATCH), 2 * PACKETS);
+    for (size_t i = 0; i < 2 * PACKETS; i++) {
+        const uint8_t *from = i < PACKETS ? data : moved;
+        CHECK(batch[i].payload >= from && batch[i].payload < from + sizeof data);
+        CHECK_EQ(batch[i].payload[0], data[batch[i].payload - from]);
+    }
+    cl_endpoint_cancel(endpoint, 9, 2);
+    CHECK(!cl_endpoint_is_sending(endpoint, 1, (struct cl_message_id){9, 2, 0}));
+    cl_endpoint_destroy(endpoint);
+}
+
 /* A packet that was declared lost has been sent again elsewhere: the copy of it that a full port refused stays. */
 TEST(test_a_lost_packet_does_not_leave)
 {
