@@ -1,6 +1,7 @@
 """The starter of a trial: times of all ranks, and errors that say what happened."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -103,15 +104,28 @@ run_trial(command, environment={}, steps=3, warmup=1, timeout_s=90)
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_ends_the_job_and_leaves_nothing(number: signal.Signals, tmp_path: Path) -> None:
-    starter = subprocess.Popen([sys.executable, "-c", STARTER], env={**os.environ, "TMPDIR": str(tmp_path)})
+def started(folder: Path) -> tuple[subprocess.Popen[bytes], int]:
+    """The starter of a trial, and the process of its job."""
+    starter = subprocess.Popen([sys.executable, "-c", STARTER], env={**os.environ, "TMPDIR": str(folder)})
 
     def text() -> str:
-        return "".join(file.read_text() for file in tmp_path.glob("commlayer-trial-*/pid"))
+        return "".join(file.read_text() for file in folder.glob("commlayer-trial-*/pid"))
 
     until(lambda: bool(text()))
-    job = int(text())
+    return starter, int(text())
+
+
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="util-linux is absent")
+def test_a_killed_starter_takes_the_job_along(tmp_path: Path) -> None:
+    starter, job = started(tmp_path)
+    starter.kill()
+    starter.wait(60)
+    until(lambda: not Path(f"/proc/{job}/exe").exists())
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_job_and_leaves_nothing(number: signal.Signals, tmp_path: Path) -> None:
+    starter, job = started(tmp_path)
     starter.send_signal(number)
     assert starter.wait(60) == 128 + number
     assert list(tmp_path.iterdir()) == []
