@@ -108,7 +108,8 @@ def run_trial(
     with terminable(), tempfile.TemporaryDirectory(prefix="commlayer-trial-") as name:
         folder = Path(name)
         spec.write(folder)
-        given = {**os.environ, **environment, TRIAL_VARIABLE: name}
+        # unbuffered, as on a terminal: what a job that hangs has written must be there when it is ended
+        given = {"PYTHONUNBUFFERED": "1", **os.environ, **environment, TRIAL_VARIABLE: name}
         output = _run(command, {key: value for key, value in given.items() if value}, folder, spec, progress)
         records = record.read(folder)
     _check(records, spec, output, command)

@@ -94,6 +94,16 @@ def test_a_job_that_hangs_ends(tmp_path: Path) -> None:
     until(lambda: not state.exists() or state.read_text().split()[2] == "Z")
 
 
+def test_the_last_lines_of_a_job_that_hangs_are_told() -> None:
+    command = [sys.executable, "-S", "-c", "print('waits for a lock'); import time; time.sleep(100)"]
+    for timeout_s in (1, 5, 40):  # as above
+        with pytest.raises(JobFailedError, match="made 0 of 1 measured steps") as failed:
+            run_trial(command, environment={}, steps=1, warmup=1, timeout_s=timeout_s)
+        if "output" in str(failed.value):
+            break
+    assert str(failed.value).endswith("\nits last output:\n  waits for a lock")
+
+
 STARTER = """
 import sys
 from commlayer.tools.job.trial import run_trial
