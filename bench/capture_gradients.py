@@ -204,6 +204,8 @@ def main() -> None:
     parser.add_argument("--sample", action="store_true", help="draw the sample again from out/gradients.npz")
     parser.add_argument("--figures", action="store_true", help="only print the errors")
     arguments = parser.parse_args()
+    if arguments.sample and not WHOLE.exists():
+        parser.error(f"--sample: {WHOLE} is absent; run without --sample first, which trains and keeps the gradients")
     if not arguments.figures:
         if not arguments.sample:
             capture().save(WHOLE)

@@ -12,6 +12,7 @@ travel once to each host, whose sums are made in another order.
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import re
 import subprocess
 import sys
@@ -120,6 +121,8 @@ def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--scenario", help="scenario of `commlayer emulate`; otherwise this machine")
     given = parser.parse_args()
+    if importlib.util.find_spec("megatron") is None:  # all jobs would fail, with as many tracebacks
+        sys.exit("megatron-core is missing: pip install -r requirements/megatron.txt, as `make megatron` does")
     measured = []
     for run in runs():
         measured.append((run, run.losses(given.scenario)))

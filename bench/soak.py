@@ -13,6 +13,7 @@ those at the end. All choices follow from the seed, which is printed, and from t
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import multiprocessing
@@ -175,14 +176,17 @@ def _soak(rank: int, size: int, sharing: int, seed: int, minutes: float, port: i
         go_on = store.get(f"after round {rounds}") == b"on"
     after = _hold()
     leak = before.grown(after, HEAP_MIB, MAPPINGS)
-    pipe.send((count, rounds, dataclasses.asdict(before), dataclasses.asdict(after), leak))
+    with contextlib.suppress(BrokenPipeError):  # the soak was killed, or interrupted: nobody reads it
+        pipe.send((count, rounds, dataclasses.asdict(before), dataclasses.asdict(after), leak))
 
 
 def _live(rank: int, size: int, port: int, pipe: Any) -> None:
     torch.set_num_threads(1)
     store = dist.TCPStore("127.0.0.1", port, None, False, timedelta(seconds=60))
     dist.init_process_group("commlayer", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60))
-    pipe.send(list(lifetimes(store, rank, size)))
+    found = list(lifetimes(store, rank, size))
+    with contextlib.suppress(BrokenPipeError):  # as above
+        pipe.send(found)
     dist.destroy_process_group()
 
 

@@ -274,10 +274,11 @@ def _main(
     torch.set_num_threads(1)
     if place is not None:
         _move(place)
-    try:
-        pipe.send((function(rank, size, *args), None))
-    except BaseException:
-        pipe.send((None, traceback.format_exc()))
+    with contextlib.suppress(BrokenPipeError):  # the parent was killed, or interrupted: nobody reads it
+        try:
+            pipe.send((function(rank, size, *args), None))
+        except BaseException:
+            pipe.send((None, traceback.format_exc()))
 
 
 def _move(place: str) -> None:

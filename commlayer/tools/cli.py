@@ -405,6 +405,7 @@ def trace(
         print(text, file=sys.stderr)
 
     try:
+        json_output.check(output, "--output")
         json_output.check(json_path, is_new=True)
         found = command.run(files, output, say, pickles=pickles, for_analyzer=for_analyzer)
         json_output.deliver(found, json_path, lambda: None)

@@ -60,7 +60,8 @@ class Stats(dict[str, int]):
             f"waited          {duration(counts['waited_us'])} for the last rank",
         ]
         lines += [
-            f"  rank {rank:<8} {duration(lag.waited_us)}, last in {lag.last:,} operations" for rank, lag in slowest[:8]
+            f"  rank {rank:<8} {duration(lag.waited_us)}, last in {lag.last:,} operation{'s' * (lag.last != 1)}"
+            for rank, lag in slowest[:8]
         ]
         if len(slowest) > 8:
             lines.append(f"  and {len(slowest) - 8} more ranks, see stats().lags")

@@ -23,7 +23,13 @@ class Publisher:
     def __init__(self, state: State, address: str, secret_file: str | None) -> None:
         self._state = state
         self._address = address
-        self._layout = Layout.of(tensors_of(state))
+        tensors = tensors_of(state)
+        if not tensors:
+            raise ConfigError(
+                f"publish: the {type(state).__name__} has no tensors; give a model with parameters or buffers, or a "
+                f"dict of tensors by name"
+            )
+        self._layout = Layout.of(tensors)
         self._pool = Pool(self._layout.bytes)
         self._version = -1
         self._pid = os.getpid()
@@ -111,8 +117,8 @@ def publish(model: State, address: str, *, secret_file: str | None = None) -> Pu
     a whole, and some MiB for each reader that it sends to.
     See docs/publish.md.
 
-    Raises ConfigError for an address that is none or is taken, for a missing or unreadable secret, for a state with
-    other than dense tensors, for a model whose state_dict() has copies (an extra state, FSDP's shards), and without the
-    package pyzmq.
+    Raises ConfigError for an address that is none or is taken, for a missing or unreadable secret, for a state without
+    tensors or with other than dense ones, for a model whose state_dict() has copies (an extra state, FSDP's shards),
+    and without the package pyzmq.
     """
     return Publisher(model, address, secret_file)

@@ -1,11 +1,13 @@
 """The gate of the codecs: errors on gradients of a real training run, see tests/data/README.md."""
 
 import itertools
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
+from bench import capture_gradients
 from bench.capture_gradients import RANKS, SAMPLE, STEPS, Gradients, aggregate_cosine, worst_nmse
 
 Mask = npt.NDArray[np.bool_]
@@ -70,3 +72,13 @@ def test_the_sample_is_drawn_by_its_rule() -> None:
     np.testing.assert_array_equal(sample.steps[1][1], expected)
     assert [piece["start"] for piece in sample.pieces] == [*starts, 0]
     assert sample.values_of("bias").sum() == 3
+
+
+def test_a_sample_of_gradients_that_are_not_there_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["bench.capture_gradients", "--sample"])
+    monkeypatch.setattr(capture_gradients, "WHOLE", tmp_path / "gradients.npz")
+    with pytest.raises(SystemExit, match="2"):
+        capture_gradients.main()
+    assert f"--sample: {tmp_path / 'gradients.npz'} is absent; run without --sample first" in capsys.readouterr().err

@@ -62,6 +62,25 @@ def test_policies_that_are_refused(rank: int, size: int) -> None:
         dist.barrier()
 
 
+def train_and_destroy(rank: int) -> None:
+    """Rank 0 destroys all groups after two of four steps."""
+    model = Net()
+    optimizer = sgd(model)
+    with exact(model, optimizer):
+        train(model, optimizer, rank, range(2))
+        if rank == 0:
+            dist.destroy_process_group()
+        train(model, optimizer, rank, range(2, 4))
+
+
+@ranks.on(2, environ=ranks.NETWORK)
+def test_a_script_that_destroys_its_groups_is_told_so(rank: int, size: int) -> None:
+    ranks.init(rank, size)
+    text = "no operation may follow destroy_process_group" if rank == 0 else "culprit: rank 0 on "
+    with pytest.raises(commlayer.CommError, match=f"^rank {rank} of group .*{text}"):
+        train_and_destroy(rank)
+
+
 def leaving(rank: int, size: int, codec: str, weighted: bool) -> str:
     with ranks.job(rank, size):
         model = Net()

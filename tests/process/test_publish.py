@@ -504,6 +504,12 @@ def test_other_hosts_need_a_secret() -> None:
             call()
 
 
+@pytest.mark.parametrize("empty", [{}, nn.ReLU()])
+def test_a_state_without_tensors_is_refused(address: str, empty: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"the {type(empty).__name__} has no tensors; give a model with parameters"):
+        commlayer.publish(empty, address)
+
+
 def test_no_publisher_is_an_error_and_so_is_a_taken_port(publisher: Publisher, address: str) -> None:
     with pytest.raises(ConfigError, match="use a free port"):
         commlayer.publish(state(), address)

@@ -175,6 +175,7 @@ def test_numbers_are_written_for_people() -> None:
     assert [duration(count) for count in (7, 1500, 2_500_000)] == ["7 us", "1.5 ms", "2.5 s"]
     many = Stats(dict.fromkeys(COUNTERS, 1), {rank: Lag(1, rank) for rank in range(12)})
     assert "rank 11" in str(many)
+    assert str(many).count(", last in 1 operation\n") == 8
     assert "and 4 more ranks" in str(many)
     assert max(len(line) for line in str(many).splitlines()) <= 80
     assert str(Paths()) == "no paths: all ranks share this host's memory"

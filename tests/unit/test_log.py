@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from commlayer.frontend.group.report import advice
+from commlayer.frontend.group.report import Report, advice
 from commlayer.transport import log as module
 from commlayer.transport.log import begin, end, log
 from commlayer.transport.path_watch import Uplink
@@ -45,6 +45,13 @@ def test_records_come_once(caplog: pytest.LogCaptureFixture) -> None:
     assert [record.message for record in caplog.records] == ["before", "after"]
     assert module._handler is None
     assert log.level == logging.NOTSET
+
+
+def test_one_operation_is_told_as_one() -> None:
+    report = Report()
+    assert "end: 0 operations of" in report._summary()
+    report._tally.count = 1
+    assert "end: 1 operation of" in report._summary()
 
 
 def test_advice_is_for_jobs_that_the_network_limits() -> None:

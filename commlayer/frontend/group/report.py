@@ -138,8 +138,8 @@ class Report:
     def _summary(self) -> str:
         tally, passed_s = self._tally, time.monotonic() - self._begin_s
         text = (
-            f"end: {tally.count} operations of {amount(tally.nbytes)}; {tally.busy_s:.3g} s of {passed_s:.3g} s in "
-            f"communication ({tally.busy_s / max(passed_s, 1e-9):.0%})"
+            f"end: {tally.count} operation{'s' * (tally.count != 1)} of {amount(tally.nbytes)}; "
+            f"{tally.busy_s:.3g} s of {passed_s:.3g} s in communication ({tally.busy_s / max(passed_s, 1e-9):.0%})"
         )
         try:
             found = Engine.shared_report()

@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import AllreduceOptions, BroadcastOptions
+from torch.distributed import distributed_c10d as c10d
 from torch.optim import Optimizer
 
 from ...compress.fine import Fine
@@ -144,7 +145,8 @@ class ExactSteps:
         """Exact steps are over: lets go of the parameters and of the group."""
         if self._passes is not None:
             self._passes.remove()
-        if self._has_begun and self._group is not self._of_syncs:
+        is_own = self._has_begun and self._group is not self._of_syncs
+        if is_own and self._group in c10d._world.pg_map:  # else the script has destroyed all groups, an error by itself
             dist.destroy_process_group(self._group)
         self._has_begun = False
         self._divide([])

@@ -97,6 +97,20 @@ def _new_group(spec: BackendSpec, timeout_s: float) -> Any:
     return group
 
 
+def _remedy(name: str) -> str:
+    """The names to use instead of one that torch does not know; for others, its error says what is missing."""
+    if name.lower() in dist.Backend.backend_list:
+        return ""
+    known = [
+        other
+        for other in dist.Backend.backend_list
+        if "cpu" in dist.Backend.backend_capability.get(other, ())
+        and other != "fake"  # it moves no bytes
+        and getattr(dist, f"is_{other}_available", lambda: True)()
+    ]
+    return f"; use {' or '.join(sorted(known))}, or name with --import the module that registers {name!r}"
+
+
 def open_backend(spec: BackendSpec, control: dist.ProcessGroup, timeout_s: float) -> Backend:
     """Creates the group of all ranks and runs one all-reduce, which opens connections that are made lazily.
 
@@ -113,7 +127,7 @@ def open_backend(spec: BackendSpec, control: dist.ProcessGroup, timeout_s: float
                 last = dataclasses.replace(spec, policy=Policy(priority=PRIORITIES - 1) if _is_ours(spec) else Policy())
                 beside = Beside(_new_group(last, timeout_s), control, spec.beside_bytes)
         except Exception as error:  # an unknown name raises four types, AssertionError among them
-            raise BackendError(f"cannot create backend {spec.name!r}: {error}") from error
+            raise BackendError(f"cannot create backend {spec.name!r}: {error}{_remedy(spec.name)}") from error
         dist.barrier(control)
     used = tuple(sorted({cc for inode, cc in _tcp_sockets().items() if inode not in before}))
     if spec.tcp_cc is not None and used != (spec.tcp_cc,):

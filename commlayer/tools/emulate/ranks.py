@@ -34,6 +34,11 @@ def terminable() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+def tied(command: Sequence[str], number: signal.Signals) -> list[str]:
+    """The command, whose process gets the signal when the thread that starts it dies, also by SIGKILL."""
+    return ["setpriv", "--pdeathsig", number.name.removeprefix("SIG"), *command]
+
+
 def run(
     network: Network,
     command: Sequence[str],
@@ -59,8 +64,6 @@ def run(
         "LOCAL_WORLD_SIZE": str(per_host),
         "GROUP_WORLD_SIZE": str(network.scenario.hosts),
     }
-    # the ranks die with this process
-    tied = ["setpriv", "--pdeathsig", "KILL", *command]
 
     def poll() -> None:
         if (problem := trouble()) is not None:
@@ -73,7 +76,7 @@ def run(
             host, local = divmod(rank, per_host)
             process = network.popen(
                 host,
-                tied,
+                tied(command, signal.SIGKILL),
                 env={**environment, "RANK": str(rank), "LOCAL_RANK": str(local), "GROUP_RANK": str(host)},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,

@@ -66,7 +66,8 @@ def _remedy(split: Split) -> str:
     if first == "latency" and split.is_lossy:
         first = "loss"
     engine = split.engine
-    count = "" if engine is None else f" The job makes {engine.operations:.0f} operations in a step."
+    number = 0 if engine is None else round(engine.operations)
+    count = "" if engine is None else f" The job makes {number} operation{'s' * (number != 1)} in a step."
     is_slow_first = _is_slow_first(split)
     whole = f"the {seconds(split.all_s)} of communication" if is_slow_first else "it"
     link = "" if is_slow_first else " Look for a slow link first (commlayer probe)."

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
+import shutil
 import signal
 import statistics
 import subprocess
@@ -28,7 +29,7 @@ from typing import IO
 
 from commlayer_environment import TRIAL as TRIAL_VARIABLE
 
-from ..emulate.ranks import terminable
+from ..emulate.ranks import terminable, tied
 from . import record
 from .record import Record
 from .spec import Phase, Spec, real
@@ -107,7 +108,8 @@ def run_trial(
     with terminable(), tempfile.TemporaryDirectory(prefix="commlayer-trial-") as name:
         folder = Path(name)
         spec.write(folder)
-        given = {**os.environ, **environment, TRIAL_VARIABLE: name}
+        # unbuffered, as on a terminal: what a job that hangs has written must be there when it is ended
+        given = {"PYTHONUNBUFFERED": "1", **os.environ, **environment, TRIAL_VARIABLE: name}
         output = _run(command, {key: value for key, value in given.items() if value}, folder, spec, progress)
         records = record.read(folder)
     _check(records, spec, output, command)
@@ -121,7 +123,7 @@ def _run(
     output: deque[str] = deque(maxlen=LINES_KEPT)
     try:
         process = subprocess.Popen(
-            command,
+            _tied(command, environment),
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -150,6 +152,15 @@ def _run(
         how = f"status {process.returncode}" if process.returncode > 0 else f"signal {-process.returncode}"
         raise JobFailedError(_with_output(f"the job ended with {how}: {shlex.join(command)}", output))
     return output
+
+
+def _tied(command: Sequence[str], environment: Mapping[str, str]) -> Sequence[str]:
+    """The command, which ends when this process is killed: torchrun ends its ranks at SIGTERM, and an emulation
+    removes its namespaces. As it is where util-linux is absent, and where the error must be that of the command."""
+    path = environment.get("PATH")
+    if shutil.which("setpriv", path=path) is None or shutil.which(command[0], path=path) is None:
+        return command
+    return tied(command, signal.SIGTERM)
 
 
 def _late(done: int, spec: Spec) -> str:

@@ -121,7 +121,7 @@ def under_torchrun() -> bool:
 def run(spec: Spec, show: Callable[[Report], None], note: Note) -> int:
     """Measures with all ranks; rank 0 shows the report. Returns the exit status.
 
-    Raises MeetingError, or ConfigError for a setting.
+    Raises MeetingError, ValueError for a file that cannot be written, or ConfigError for a setting.
     """
     if "RANK" not in os.environ or "MASTER_ADDR" not in os.environ:
         raise errors.ConfigError(
@@ -129,8 +129,7 @@ def run(spec: Spec, show: Callable[[Report], None], note: Note) -> int:
             "commlayer probe --hosts hosta,hostb; "
             "to try it on this machine: commlayer emulate clean200 -- commlayer probe"
         )
-    if os.environ["RANK"] == "0":  # which writes
-        check_files(spec)
+    if os.environ["RANK"] == "0":
         note(f"waits for all of {os.environ.get('WORLD_SIZE')} ranks")
     meeting = Meeting()
     try:
@@ -138,6 +137,7 @@ def run(spec: Spec, show: Callable[[Report], None], note: Note) -> int:
             meeting.follow(_FOLLOW_S)
             return EXIT_CLEAN
         try:
+            check_files(spec)  # this rank writes; after the meeting, so that the others end with it
             report = _lead(meeting, spec, note)
         finally:
             meeting.end()

@@ -21,6 +21,11 @@ VERSION = 1
 """The version of the JSON's form."""
 _MODEL = {field.name: field.default is dataclasses.MISSING for field in dataclasses.fields(Transformer)}
 _LINK = {"rate": True, "latency_us": False}
+_NEEDED = {
+    "model": "[model] is absent; add it, with the fields of commlayer.planner.Transformer",
+    "between": '[between] is absent; add it, with the link of each host: rate = "10G"',
+    "host": "[[host]] is absent; add it, once for each kind of host: speed_tflops = 60, memory_gib = 24",
+}
 _HOST = {"count": False, "ranks": False, "speed_tflops": True, "memory_gib": True}
 
 
@@ -40,6 +45,9 @@ class Question:
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> Question:
         """Raises ConfigError."""
+        for name, remedy in _NEEDED.items():
+            if name not in content:
+                raise ConfigError(remedy)
         _check(content, "the file", {"model": True, "within": False, "between": True, "host": True})
         _check(content["model"], "[model]", _MODEL)
         if not isinstance(content["host"], list):

@@ -90,6 +90,8 @@ def test_unknown_backend_is_a_clear_error() -> None:
     done = bench("--backends", "gloo,nonesuch", "--sizes", "4K", *SHORT)
     assert done.returncode == 2
     assert "cannot create backend 'nonesuch'" in done.stderr
+    remedy = "; use commlayer or gloo, or name with --import the module that registers 'nonesuch'\n"
+    assert remedy in done.stderr
     assert "Traceback" not in done.stderr
 
 

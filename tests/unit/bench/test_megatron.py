@@ -21,6 +21,13 @@ def test_commands() -> None:
     assert emulated[-9:] == run.command(None)[-9:]
 
 
+def test_without_megatron_nothing_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["bench.megatron"])
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: {"megatron": None}[name])
+    with pytest.raises(SystemExit, match="megatron-core is missing: pip install -r requirements/megatron"):
+        megatron.main()
+
+
 def test_each_run_is_compared_with_the_one_on_gloo_before_it() -> None:
     first = [(Run("TP2 x DP2", "gloo"), [4.0, 3.0]), (Run("TP2 x DP2", "commlayer"), [4.0, 2.75])]
     second = [(Run("TP2 x DP2", "gloo", clip=0.0), [1.0, 1.0]), (Run("TP2 x DP2", "commlayer", clip=0.0), [1.0, 1.0])]

@@ -50,6 +50,7 @@ def test_latency_tells_the_number_of_operations() -> None:
     assert f"The job makes {on_engine(0.99).records[0].steps[-1].collectives:.0f} operations in a step." in said(
         job(short=0.95), on_engine(0.99)
     )
+    assert "The job makes 1 operation in a step." in said(job(short=0.95), on_engine(0.99, collectives=1))
 
 
 def test_a_better_transport_is_named() -> None:

@@ -47,8 +47,10 @@ def job(
     return trial(*records)
 
 
-def on_engine(seconds: float = 0.8, in_flight_s: Sequence[float] = (0.5, 0.6), **fields: Any) -> Trial:
-    """The job on commlayer, with operations in flight for these times on its ranks."""
+def on_engine(
+    seconds: float = 0.8, in_flight_s: Sequence[float] = (0.5, 0.6), collectives: int = 3, **fields: Any
+) -> Trial:
+    """The job on commlayer, with operations in flight for these times on its ranks; `collectives` of them in a step."""
     given = {
         "counters": {"packets_sent": 10_000, "packets_lost": 0},
         "paths": ({"round_trip_us": 250, "queue_us": 50},),
@@ -57,6 +59,6 @@ def on_engine(seconds: float = 0.8, in_flight_s: Sequence[float] = (0.5, 0.6), *
     }
     records = []
     for rank, own_s in enumerate(in_flight_s):
-        steps = blocks(("real", [seconds] * 4), collectives=3, nbytes=3000, in_flight_s=own_s)
+        steps = blocks(("real", [seconds] * 4), collectives=collectives, nbytes=3000, in_flight_s=own_s)
         records.append(Record(rank, steps, world=len(in_flight_s), uses_engine=True, is_complete=True, **given))
     return trial(*records)

@@ -1,6 +1,7 @@
 """The starter of a trial: times of all ranks, and errors that say what happened."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -93,6 +94,16 @@ def test_a_job_that_hangs_ends(tmp_path: Path) -> None:
     until(lambda: not state.exists() or state.read_text().split()[2] == "Z")
 
 
+def test_the_last_lines_of_a_job_that_hangs_are_told() -> None:
+    command = [sys.executable, "-S", "-c", "print('waits for a lock'); import time; time.sleep(100)"]
+    for timeout_s in (1, 5, 40):  # as above
+        with pytest.raises(JobFailedError, match="made 0 of 1 measured steps") as failed:
+            run_trial(command, environment={}, steps=1, warmup=1, timeout_s=timeout_s)
+        if "output" in str(failed.value):
+            break
+    assert str(failed.value).endswith("\nits last output:\n  waits for a lock")
+
+
 STARTER = """
 import sys
 from commlayer.tools.job.trial import run_trial
@@ -103,15 +114,28 @@ run_trial(command, environment={}, steps=3, warmup=1, timeout_s=90)
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_ends_the_job_and_leaves_nothing(number: signal.Signals, tmp_path: Path) -> None:
-    starter = subprocess.Popen([sys.executable, "-c", STARTER], env={**os.environ, "TMPDIR": str(tmp_path)})
+def started(folder: Path) -> tuple[subprocess.Popen[bytes], int]:
+    """The starter of a trial, and the process of its job."""
+    starter = subprocess.Popen([sys.executable, "-c", STARTER], env={**os.environ, "TMPDIR": str(folder)})
 
     def text() -> str:
-        return "".join(file.read_text() for file in tmp_path.glob("commlayer-trial-*/pid"))
+        return "".join(file.read_text() for file in folder.glob("commlayer-trial-*/pid"))
 
     until(lambda: bool(text()))
-    job = int(text())
+    return starter, int(text())
+
+
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="util-linux is absent")
+def test_a_killed_starter_takes_the_job_along(tmp_path: Path) -> None:
+    starter, job = started(tmp_path)
+    starter.kill()
+    starter.wait(60)
+    until(lambda: not Path(f"/proc/{job}/exe").exists())
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_job_and_leaves_nothing(number: signal.Signals, tmp_path: Path) -> None:
+    starter, job = started(tmp_path)
     starter.send_signal(number)
     assert starter.wait(60) == 128 + number
     assert list(tmp_path.iterdir()) == []

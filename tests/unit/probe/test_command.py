@@ -1,5 +1,6 @@
 import socket
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from typer.testing import CliRunner
@@ -40,6 +41,16 @@ def test_files_that_cannot_be_written_are_refused_before_the_measurement(tmp_pat
     assert result.exit_code == 2
     assert "--png" in result.output
     assert "there is no folder" in result.output
+
+
+@pytest.mark.usefixtures("lonely")
+def test_a_file_that_cannot_be_written_ends_the_other_ranks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """They may be on hosts that lack the folder in any case, so they cannot look for it themselves."""
+    meeting = Mock(is_leader=True)
+    monkeypatch.setattr(command, "Meeting", lambda: meeting)
+    with pytest.raises(ValueError, match="there is no folder"):
+        command.run(command.Spec(json_path=tmp_path / "absent" / "x.json"), print, print)
+    meeting.end.assert_called_once_with()
 
 
 @pytest.mark.parametrize(("is_torchrun", "expected"), [(False, 3), (True, 0)])

@@ -61,6 +61,16 @@ def test_a_trace_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path) ->
     assert sorted(tmp_path.iterdir()) == before
 
 
+def test_a_missing_folder_is_an_error_before_the_files_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "note.txt"
+    path.write_text("no record")
+    output = tmp_path / "none/all.json"
+    result = RUNNER.invoke(cli.app, ["trace", str(path), "-o", str(output)])
+    assert result.exit_code == EXIT_FAILED
+    said = f"commlayer trace: --output '{output}': there is no folder {output.parent}; name a file that can be written"
+    assert result.stderr == f"{said}\n"
+
+
 def test_open_serves_the_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     served: list[Path] = []
     monkeypatch.setattr(serve, "serve", lambda path, _: served.append(path))

@@ -50,6 +50,21 @@ def test_json_has_all_figures(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ("[model]", "[model] is absent; add it, with the fields of commlayer.planner.Transformer"),
+        ("[between]", '[between] is absent; add it, with the link of each host: rate = "10G"'),
+        ("[[host]]", "[[host]] is absent; add it, once for each kind of host: speed_tflops = 60, memory_gib = 24"),
+    ],
+)
+def test_a_section_that_is_absent_is_named_as_the_file_writes_it(tmp_path: Path, section: str, message: str) -> None:
+    text = re.sub(rf"{re.escape(section)}.*?(\n\n|\Z)", "", FILE, flags=re.DOTALL)
+    ended = tune(tmp_path, text)
+    assert ended.exit_code == 2
+    assert ended.output == f"commlayer tune: {tmp_path / 'cluster.toml'}: {message}\n"
+
+
+@pytest.mark.parametrize(
     ("old", "new", "message"),
     [
         ("layers = 32", "layer = 32", "[model]: 'layer' is unknown; the keys are layers, width"),
