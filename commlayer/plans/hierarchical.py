@@ -49,7 +49,7 @@ def all_reduce(rank: int, hosts: Hosts, numel: int, itemsize: int, divisor: int,
     slot_bytes, longest = staging_area(settings.staging_bytes, 2, 1, itemsize)
     messages = owners * len(hosts)
     # A short message takes one network step, as in select.py, but only among the owners of a shard.
-    is_short = settings.is_short(len(hosts), numel * itemsize)
+    is_short = settings.is_short(len(hosts), numel * itemsize) and numel * itemsize <= longest
     if settings.segment_for(messages) > longest and longest // messages < SHORT_MESSAGE_BYTES and not is_short:
         return _long_all_reduce(rank, hosts, numel, itemsize, divisor, settings)
     segment_bytes = min(settings.segment_for(messages), longest)

@@ -146,8 +146,11 @@ def all_reduce_algorithm(hosts: Hosts, length: int, settings: Settings) -> str:
 def segment_count(hosts: Hosts, length: int, settings: Settings) -> int:
     """The segments of an all-reduce of `length` bytes, about, whose shards `Settings.weights` can make unequal. 0:
     the hosts own no shards of it."""
-    if all_reduce_algorithm(hosts, length, settings) not in ("encoded", "direct", "hierarchical"):
+    algorithm = all_reduce_algorithm(hosts, length, settings)
+    if algorithm not in ("encoded", "direct", "hierarchical"):
         return 0
+    if algorithm == "hierarchical" and settings.is_short(len(hosts), length):
+        return 0  # its owners exchange all they have
     messages = min(map(len, hosts)) * len(hosts)
     if settings.codecs is not None:
         length = CODECS[settings.codecs[0]].encoded_bytes(length)

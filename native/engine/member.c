@@ -149,8 +149,8 @@ static bool end_early(void *context, struct cl_operation *operation)
     atomic_fetch_add(&engine->eager_messages, 1);
     atomic_fetch_add(&engine->operations_done, 1);
     submission->early = true;
-    operation->times.first_us = cl_executor_first_us(operation->executor);
     operation->times.ended_us = cl_now_us();
+    count_operation(member, operation);
     submission->news.tell = tell_early;
     cl_news_add(&engine->news, &submission->news);
     return true;
@@ -160,7 +160,7 @@ void cl_member_ended(void *context, struct cl_operation *operation, int status)
 {
     struct cl_member *member = context;
     struct cl_engine *engine = member->engine;
-    if (status == CL_OK)
+    if (status == CL_OK && !operation->early)
         count_operation(member, operation);
     operation->times.ended_us = cl_now_us(); /* its last turn may have been long */
     if (!operation->early)

@@ -27,7 +27,7 @@ struct cl_host_queue {
     struct cl_host_place *places; /* by local index */
     /* those of the next operation; submissions are serialised */
     uint32_t operations, base, previous_base;
-    atomic_uint queued; /* operations handed over to cl_group_progress and not yet done */
+    atomic_uint queued; /* operations handed over to cl_group_progress and still in the queue */
     atomic_bool taken;  /* a calling thread runs an operation */
 };
 

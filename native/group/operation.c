@@ -85,11 +85,24 @@ uint64_t cl_operation_copied_bytes(const struct cl_operation *operation)
     return operation->kind == CL_OPERATION_PLAN ? operation->copied_bytes : operation->transfer.length;
 }
 
+/* Notes what the executor knows of the time of the first byte, and of the rank whose data was the last. */
+static void note_times(struct cl_operation *operation)
+{
+    uint64_t last_us;
+    if (operation->kind == CL_OPERATION_PLAN &&
+        cl_executor_last(operation->executor, &operation->last_rank, &last_us) && last_us > operation->started_us)
+        operation->waited_us = last_us - operation->started_us;
+    operation->times.first_us = cl_executor_first_us(operation->executor);
+}
+
 bool cl_operation_may_end(struct cl_operation *operation)
 {
-    return operation->kind == CL_OPERATION_PLAN && operation->plan->mutual && operation->executor != NULL &&
-           !operation->early && operation->qos.loss_bound == 0 &&
-           cl_executor_release(operation->executor, &operation->copied_bytes);
+    if (operation->kind != CL_OPERATION_PLAN || !operation->plan->mutual || operation->executor == NULL ||
+        operation->early || operation->qos.loss_bound > 0 ||
+        !cl_executor_release(operation->executor, &operation->copied_bytes))
+        return false;
+    note_times(operation);
+    return true;
 }
 
 int cl_operation_start(struct cl_operation *operation, const struct cl_operation_place *place, uint64_t now_us)
@@ -130,12 +143,8 @@ void cl_operation_end(struct cl_operation *operation, int status, uint64_t now_u
         operation->missing = *missing;
         *missing = (struct cl_missing){0};
     }
-    uint64_t last_us;
-    if (operation->executor != NULL && operation->kind == CL_OPERATION_PLAN &&
-        cl_executor_last(operation->executor, &operation->last_rank, &last_us) && last_us > operation->started_us)
-        operation->waited_us = last_us - operation->started_us;
     if (operation->executor != NULL)
-        operation->times.first_us = cl_executor_first_us(operation->executor);
+        note_times(operation);
     else if (operation->name == CL_LOCAL)
         operation->times.first_us = operation->transfer.first_us;
     operation->times.ended_us = now_us;

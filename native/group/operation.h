@@ -38,7 +38,7 @@ struct cl_operation {
     struct cl_transfer transfer;                              /* its part there */
     struct cl_executor *executor;                             /* there from start to end */
     uint64_t started_us;                                      /* when the executor was made */
-    uint32_t last_rank;            /* once it ended: the rank whose data was the last, see cl_executor_last */
+    uint32_t last_rank;            /* once it ended, or early: the rank whose data was the last: cl_executor_last */
     uint64_t waited_us;            /* ... and the time from the start until then; 0: it waited for no rank */
     struct cl_missing missing;     /* likewise, once the operation ended well */
     struct cl_operation *next;     /* in the list of whoever holds it */

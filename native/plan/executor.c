@@ -11,8 +11,7 @@ _Static_assert((int)CL_CODEC_BLOCK_BYTES_MAX == 576 - 48 - (int)CL_PACKET_HEAD_B
 enum {
     TRAILING_BYTES = 1 << 20, /* the most values that are left to send: a group that closes waits for them, and not for
                                  ever (CL_EAGER_FLUSH_MAX_US) */
-    COPIED_BYTES = 65536, /* so much is always copied; more only if the acknowledgements take longer than copying: */
-    COPIED_BYTES_PER_US = 512, /* an eighth of what memory copies */
+    COPIED_BYTES = 65536,     /* the most to copy, as of an eager message */
 };
 
 /* Names a network step in the endpoint's completions. */
@@ -484,8 +483,7 @@ static bool count_copied(struct cl_executor *executor)
         executor->copied_bytes += step->length;
         copied = step;
     }
-    return executor->copied_bytes <= COPIED_BYTES ||
-           executor->copied_bytes / COPIED_BYTES_PER_US <= cl_endpoint_slowest_us(executor->config.endpoint);
+    return executor->copied_bytes <= COPIED_BYTES;
 }
 
 static void copy_sent(struct cl_executor *executor)

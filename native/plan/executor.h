@@ -71,8 +71,8 @@ enum cl_progress cl_executor_poll(struct cl_executor *executor, size_t budget, u
 /* A message of this executor ended; `context` is that of the endpoint's completion. Returns the executor. */
 struct cl_executor *cl_executor_complete(void *context, int status);
 /* Whether the caller may have its memory back: nothing is left but packets of sends and their acknowledgements, and
- * what these sends read is in memory of the executor. The first call copies that, if it is little, or if the
- * acknowledgements take long. *copied_bytes: how much it has copied. */
+ * what these sends read is in memory of the executor. The first call copies that, if it is little. *copied_bytes: how
+ * much it has copied. */
 bool cl_executor_release(struct cl_executor *executor, uint64_t *copied_bytes);
 /* Notes when the first packet of that message was sent or received; 0: none was. */
 void cl_executor_moved(void *context, uint64_t first_us);

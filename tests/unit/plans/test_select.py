@@ -97,6 +97,8 @@ def test_two_hosts_take_one_network_step_up_to_256_kib(hosts: Any) -> None:
     assert not sends_results(limit)
     assert not sends_results(limit, deterministic=True)
     assert sends_results(limit + 64)
+    shares = [select.segment_count(hosts, numel * 4, Settings()) for numel in (limit, limit + 64)]
+    assert shares == [0, 1]  # the hosts of the longer one own shards
 
 
 @pytest.mark.parametrize(("n", "numel", "peers"), [(16, 1 << 20, 15), (17, 1 << 20, 1), (17, 1 << 14, 16)])
