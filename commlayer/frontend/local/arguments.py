@@ -23,6 +23,10 @@ from .site import Site
 from .turns import EVERY_MAX, Turns
 from .weights import BUFFERS, Weights
 
+LEAST_EVERY = 8
+"""The least H of `auto`: with fewer, a training took more steps to a loss (docs/local_bench.md). With fewer than four
+fragments it is two steps for each, because a longer delay would cost more."""
+
 CODECS = ("none", "bf16", "int8", "int4-int8")
 """The codecs of small error, with sums of 8 bits or more: see docs/local.md."""
 
@@ -129,9 +133,12 @@ class Arguments:
         Turns.of(EVERY_MAX, self.fragments, None)
         return None if restored is None or restored["turns"] is None else Turns(*restored["turns"])
 
-    def turns_of(self, every: int) -> Turns | None:
-        """The schedule that `auto` has found; None: all steps stay exact."""
-        return Turns.of(every, min(self.fragments, every), None) if every > 1 else None
+    def turns_of(self, least: int) -> Turns | None:
+        """The schedule for the H* that `auto` has measured; None: all steps stay exact."""
+        if least <= 1:
+            return None
+        every = max(least, min(2 * self.fragments, LEAST_EVERY))
+        return Turns.of(every, min(self.fragments, every), None)
 
     def outer_of(self, turns: Turns) -> Outer:
         """The optimizer of the shared weights."""
