@@ -8,8 +8,8 @@ from ..config import Algorithm
 from ..errors import ConfigError
 
 PAIR_FACTOR = 8
-"""Two hosts take one step for an all-reduce of so many times the limit: up to 256 KiB. Longer ones take longer over
-fast links, because one step copies and adds twice as many bytes."""
+"""Between two hosts, all-reduces of up to so many times `exchange_limit_bytes` (256 KiB) take one network step. Above,
+two steps are faster over fast links: one step copies and adds twice as many bytes."""
 
 SEGMENT_MEMBERS = 16
 """Members for which a segment has its usual length: with more of them, its messages keep their length."""
@@ -27,8 +27,9 @@ class Settings:
     """Network: bytes of one segment over up to SEGMENT_MEMBERS ranks, see `segment_for`. Smaller ones pipeline more
     finely, larger ones take fewer steps."""
     exchange_limit_bytes: int = 32 << 10
-    """Network: an all-reduce takes one step if a rank then sends no more than this to all others together. Two hosts
-    send as much in two steps, so between them it is up to PAIR_FACTOR times as much."""
+    """Network: an all-reduce takes one step if a host then sends no more than this to all others together. Between two
+    hosts the limit is PAIR_FACTOR times this, without codec and loss bound: they send no more in one step than in
+    two."""
     staging_bytes: int = 2 << 20
     """Shared memory per rank that one operation may use."""
     small_bytes: int = 64 << 10
@@ -60,7 +61,7 @@ class Settings:
         return self.segment_bytes * max(members, SEGMENT_MEMBERS) // SEGMENT_MEMBERS
 
     def is_short(self, hosts: int, length: int) -> bool:
-        """Whether hosts send all they have to all others in an all-reduce of `length` bytes: in one network step."""
+        """Whether an all-reduce of `length` bytes takes one network step: each host sends all it has to all others."""
         is_plain = self.codecs is None and not self.partial
         factor = PAIR_FACTOR if hosts == 2 and is_plain else 1
         return (hosts - 1) * length <= factor * self.exchange_limit_bytes

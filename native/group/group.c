@@ -298,8 +298,7 @@ static void tell_peers(struct cl_group *group, int reason)
                                                      culprit == UINT32_MAX ? UINT16_MAX : group->peers[culprit]);
 }
 
-/* Whether the operation has a place in a host queue. It leaves that when it ends early, as only its packets are left.
- */
+/* Whether the operation is in a host queue. One that has ended early has left the queue: only its packets remain. */
 static bool is_queued(const struct cl_operation *operation)
 {
     return operation->plan->uses_host && !operation->early;
@@ -388,7 +387,8 @@ struct progress {
     bool waits;            /* the latest operation waits for packets */
 };
 
-/* Ends an operation for its caller, and in its host queue: only its packets are left. */
+/* The caller gets its result, and the operation leaves its host queue. It stays with the group until its packets are
+ * acknowledged. */
 static void end_early(struct cl_group *group, struct cl_operation *operation)
 {
     if (is_queued(operation)) {

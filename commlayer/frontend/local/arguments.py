@@ -24,8 +24,8 @@ from .turns import EVERY_MAX, Turns
 from .weights import BUFFERS, Weights
 
 LEAST_EVERY = 8
-"""The least H of `auto`: with fewer, a training took more steps to a loss (docs/local_bench.md). With fewer than four
-fragments it is two steps for each, because a longer delay would cost more."""
+"""The least H of `auto`: a smaller one sends more, and saved no steps to a loss (byte GPT, AdamW; docs/local_bench.md).
+With F < 4 fragments the least H is 2 F: with 8, each sync would be applied later, and a delay costs steps."""
 
 CODECS = ("none", "bf16", "int8", "int4-int8")
 """The codecs of small error, with sums of 8 bits or more: see docs/local.md."""
@@ -134,7 +134,7 @@ class Arguments:
         return None if restored is None or restored["turns"] is None else Turns(*restored["turns"])
 
     def turns_of(self, least: int) -> Turns | None:
-        """The schedule for the H* that `auto` has measured; None: all steps stay exact."""
+        """The schedule for H* = `least`, with H raised to LEAST_EVERY; None, for 0 and 1: all steps stay exact."""
         if least <= 1:
             return None
         every = max(least, min(2 * self.fragments, LEAST_EVERY))
