@@ -201,7 +201,8 @@ def test_close_while_in_flight(pair: Team) -> None:
     pair[0].close()
     with pytest.raises(ClosedError):
         handle.wait()
-    with pytest.raises(AbortedError):
+    with pytest.raises(AbortedError):  # noqa: PT012  # the first may have the result: rank 0 has sent its part
+        run(pair[1])
         run(pair[1])
     assert isinstance(ended.wait(), ClosedError)
 
