@@ -11,7 +11,8 @@ struct late_job {
     struct team *team;
     uint32_t rank;
     uint32_t rounds;
-    bool submits; /* the engine thread runs the operations, instead of the calling thread */
+    bool submits;           /* the engine thread runs the operations, instead of the calling thread */
+    atomic_uint *rounds_of; /* the rounds that the ranks have begun */
     pthread_t thread;
 };
 
@@ -26,12 +27,23 @@ static void wait_for_others(const struct team *team)
     CHECK(cl_now_us() < end_us);
 }
 
+/* The late rank may end a round early, while the others still wait for what it has sent in that. */
+static void wait_for_round(const struct late_job *job, uint32_t round)
+{
+    uint64_t end_us = cl_now_us() + PATIENCE_US;
+    for (uint32_t rank = 1; rank < 3; rank++)
+        while (atomic_load(&job->rounds_of[rank]) < round && cl_now_us() < end_us)
+            usleep(100);
+}
+
 static void *work_late(void *argument)
 {
     struct late_job *job = argument;
     for (uint32_t round = 1; round <= job->rounds; round++) {
         struct call *call = make_call(job->rank, round);
+        atomic_store(&job->rounds_of[job->rank], round);
         if (job->rank == LATE_RANK) {
+            wait_for_round(job, round);
             wait_for_others(job->team);
             usleep(LATE_US);
         }
@@ -51,8 +63,10 @@ static void *work_late(void *argument)
 static void be_late(struct team *team, bool submits)
 {
     struct late_job jobs[3];
+    atomic_uint rounds_of[3] = {0};
     for (uint32_t rank = 0; rank < 3; rank++) {
-        jobs[rank] = (struct late_job){.team = team, .rank = rank, .submits = submits, .rounds = ROUNDS};
+        jobs[rank] =
+            (struct late_job){.team = team, .rank = rank, .submits = submits, .rounds = ROUNDS, .rounds_of = rounds_of};
         pthread_create(&jobs[rank].thread, NULL, work_late, &jobs[rank]);
     }
     for (uint32_t rank = 0; rank < 3; rank++)
@@ -110,11 +124,13 @@ TEST(test_awaited_ranks_are_named)
         SCOPED_WORLD world = open_world(3, shared ? "none" : "mem", 0);
         SCOPED_TEAM team = open_team(&world, 1, shared);
         struct late_job jobs[3];
+        atomic_uint rounds_of[3] = {0};
         uint8_t awaited[3] = {7, 7, 7};
         CHECK_EQ(cl_group_awaited(team.groups[1], awaited), CL_OK);
         CHECK_EQ(awaited[0] + awaited[1] + awaited[2], 0);
         for (uint32_t rank = 1; rank < 3; rank++) {
-            jobs[rank] = (struct late_job){.team = &team, .rank = rank, .submits = submits, .rounds = 1};
+            jobs[rank] =
+                (struct late_job){.team = &team, .rank = rank, .submits = submits, .rounds = 1, .rounds_of = rounds_of};
             pthread_create(&jobs[rank].thread, NULL, work_late, &jobs[rank]);
         }
         wait_for_others(&team);
@@ -123,7 +139,7 @@ TEST(test_awaited_ranks_are_named)
             CHECK_EQ(awaited[0], 1);
             CHECK_EQ(awaited[1] + awaited[2], 0);
         }
-        jobs[0] = (struct late_job){.team = &team, .rank = 0, .submits = submits, .rounds = 1};
+        jobs[0] = (struct late_job){.team = &team, .submits = submits, .rounds = 1, .rounds_of = rounds_of};
         work_late(&jobs[0]);
         for (uint32_t rank = 1; rank < 3; rank++)
             pthread_join(jobs[rank].thread, NULL);
