@@ -445,20 +445,17 @@ struct cl_executor *cl_executor_complete(void *context, int status)
     return executor;
 }
 
-/* The send before *step that has not ended; the last one for NULL. *step: NULL if there is none. */
-static bool find_send(const struct cl_executor *executor, const struct cl_step **step)
+/* The last send among the first *left steps that has not ended; NULL: there is none. *left: the steps before it. */
+static const struct cl_step *find_send(const struct cl_executor *executor, uint32_t *left)
 {
     const struct cl_executor_config *config = &executor->config;
-    const struct cl_step *first = config->plan->steps;
-    const struct cl_step *next = *step != NULL ? *step : first + config->plan->step_count;
-    while (next-- > first) {
-        if (next->kind != CL_SEND ||
-            !cl_endpoint_is_sending(config->endpoint, config->peers[next->peer], name_of(executor, next)))
-            continue;
-        *step = next;
-        return true;
+    while (*left > 0) {
+        const struct cl_step *step = &config->plan->steps[--*left];
+        if (step->kind == CL_SEND &&
+            cl_endpoint_is_sending(config->endpoint, config->peers[step->peer], name_of(executor, step)))
+            return step;
     }
-    return false;
+    return NULL;
 }
 
 /* Whether a send reads what another one reads, too, as those of a result to several ranks do. */
@@ -472,9 +469,9 @@ static bool reads_same(const struct cl_step *step, const struct cl_step *other)
 static bool count_copied(struct cl_executor *executor)
 {
     uint64_t trailing = 0;
-    const struct cl_step *copied = NULL;
+    const struct cl_step *step, *copied = NULL;
     executor->copied_bytes = 0;
-    for (const struct cl_step *step = NULL; find_send(executor, &step);) {
+    for (uint32_t left = executor->config.plan->step_count; (step = find_send(executor, &left)) != NULL;) {
         trailing += step->length;
         if (trailing > TRAILING_BYTES)
             return false;
@@ -489,9 +486,9 @@ static bool count_copied(struct cl_executor *executor)
 static void copy_sent(struct cl_executor *executor)
 {
     const struct cl_executor_config *config = &executor->config;
-    const struct cl_step *copied = NULL;
+    const struct cl_step *step, *copied = NULL;
     uint8_t *next = executor->copied, *last = NULL;
-    for (const struct cl_step *step = NULL; find_send(executor, &step);) {
+    for (uint32_t left = config->plan->step_count; (step = find_send(executor, &left)) != NULL;) {
         if (step->source == CL_SCRATCH)
             continue;
         if (!reads_same(step, copied)) {
