@@ -39,7 +39,9 @@ ROUNDS = 6
 LIMIT = 1.03
 """The ratio that is no loss yet."""
 UDP = {"COMMLAYER_SHM": "0", "COMMLAYER_IFNAME": "lo"}
-INT4 = {"COMMLAYER_POLICY_CODEC": "int4", "COMMLAYER_DDP_HOOK": "1"}
+HOOK = {"COMMLAYER_DDP_HOOK": "1"}
+INT4 = {"COMMLAYER_POLICY_CODEC": "int4", **HOOK}
+INT4_INT8 = {"COMMLAYER_POLICY_CODEC": "int4-int8", **HOOK}
 SIZES = {"4K": (4096, 1000, 100), "1M": (1 << 20, 100, 10), "16M": (16 << 20, 12, 2)}
 """Bytes, calls and discarded calls of an all-reduce in a loop."""
 GAP_S = 0.002
@@ -115,6 +117,14 @@ CASES = {
         )
         for size_kib in (4, 64, 256)
     },
+    "pair-ddp": Case(
+        "step of DDP, 8 MiB of gradients in int4-int8, 2 hosts of 2 ranks, 200 Mbit/s, round trips of 20 ms",
+        "ddp",
+        (("width", 512), ("iters", 20), ("warmup", 5)),
+        4,
+        tuple(INT4_INT8.items()),
+        "pair",
+    ),
     **{f"fabric-{seed}": Case(f"fabric, all-to-owner, seed {seed}", seed=seed) for seed in SEEDS},
 }
 

@@ -32,7 +32,7 @@ from bench.jobs.training import ROOT, Job, Log, measure_all
 from bench.jobs.virtual_ranks import PACKET_BYTES
 from bench.time_to_loss import MODEL, SEEDS, TARGET_LOSS, TRAINING, time_to_loss
 from commlayer.compress.codec import ENCODED, FINE
-from commlayer.frontend.gradients.candidates import bytes_per_value
+from commlayer.plans.encoded import bytes_per_value
 from commlayer.tools.bench import machine
 from commlayer.tools.emulate.link import Link
 from commlayer.tools.emulate.scenario import Scenario
@@ -105,7 +105,8 @@ def bytes_per_step(codec: str, parameters: int, fine: int) -> float:
     pair, fine_pair = ENCODED[codec], ENCODED[FINE]
     assert pair is not None  # none is not measured
     assert fine_pair is not None
-    payload = (HOSTS - 1) / HOSTS * (bytes_per_value(pair) * (parameters - fine) + bytes_per_value(fine_pair) * fine)
+    value, fine_value = (bytes_per_value(each[:2], HOSTS) for each in (pair, fine_pair))
+    payload = (HOSTS - 1) / HOSTS * (value * (parameters - fine) + fine_value * fine)
     return payload * (1 + HEADER_BYTES / PACKET_BYTES)
 
 

@@ -200,7 +200,9 @@ def main() -> None:
     if len(sys.argv) > 2:
         rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        run(json.loads(sys.argv[2]), rank, partial(joined, rank, size, address, port))
+        request = json.loads(sys.argv[2])
+        os.environ.update(request["environ"])
+        run(request, rank, partial(joined, rank, size, address, port))
         return
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # a rank that prints does not answer

@@ -24,6 +24,7 @@ from commlayer.compress.codec import ENCODED, FINE, CodecPair, codec_at
 from commlayer.compress.fine import Fine, cut
 from commlayer.config import Policy
 from commlayer.plans.codec import CODECS, VALUE_BYTES, Codec
+from commlayer.plans.encoded import exchanges
 from commlayer.plans.partition import Range, partition
 from commlayer.plans.settings import Settings
 from commlayer.transport import kernels
@@ -50,14 +51,15 @@ def mean_into(rows: Array, mean: Array) -> None:
 
 
 class EncodedAverage:
-    """Encoded all-reduces of `numel` values by `ranks` hosts of one rank each.
+    """Encoded all-reduces of `numel` values by `ranks` hosts of one rank each. `partial`: contributions may be lost.
 
     Raises ValueError if a plan would cut the values into several segments.
     """
 
-    def __init__(self, ranks: int, numel: int, pair: CodecPair) -> None:
+    def __init__(self, ranks: int, numel: int, pair: CodecPair, *, partial: bool = False) -> None:
         self.up, self.down, self.keeps = CODECS[pair.up], CODECS[pair.down], pair.keeps_errors
         self._keeps_sums = pair.keeps_errors and pair.keeps_sums
+        self._exchanges = exchanges(ranks, partial=partial)
         if numel * VALUE_BYTES * self.up.block_bytes > Settings().segment_bytes * self.up.block_length:
             raise ValueError(f"{numel} values in {pair.up}: a plan has several segments; use a smaller model")
         block = max(self.up.block_length, self.down.block_length)
@@ -75,7 +77,8 @@ class EncodedAverage:
         received, kept, ranks = self._received, self.kept, len(rows)
         for rank, (row, own) in enumerate(zip(rows, self.shards, strict=True)):
             self._code(self.up, row, received[rank], kernels.codec_key(key, rank), 0)
-            received[rank, own] = row[own]
+            if not self._exchanges:
+                received[rank, own] = row[own]
         if self.keeps:
             np.subtract(rows, received, out=kept)
         else:
@@ -83,6 +86,9 @@ class EncodedAverage:
         for part in lost:
             kept[part] = kept[part] + received[part] if self.keeps else rows[part]
             received[part] = -0.0  # added to any value, it leaves its bits
+        if self._exchanges:
+            mean_into(received, self._result)
+            return self._result
         for owner, own in enumerate(self.shards):
             mean, result = self._sum[own], self._result[own]
             mean_into(received[:, own], mean)
@@ -181,7 +187,7 @@ class VirtualHook:
         if (number, codec) not in self._averages:
             pair = ENCODED[codec]  # the baseline needs no hook
             pair = pair._replace(keeps_errors=pair.keeps_errors and self.feedback)
-            average = self._averages[number, codec] = EncodedAverage(self.ranks, numel, pair)
+            average = self._averages[number, codec] = EncodedAverage(self.ranks, numel, pair, partial=self._loss > 0)
             seed = [*self._seed, number]
             self._losses[number, codec] = PacketLoss(average.shards, average.up, self._loss, seed)
         return self._averages[number, codec]

@@ -5,6 +5,9 @@ float32, and encodes the sum once. All ranks decode that, the owner too, so all 
 several ranks add up within each host first; the host's sum is encoded. The reduce-scatter is the first half of that,
 and the all-gather the second.
 
+Two hosts send each other their whole contributions instead, and each decodes and adds both. That takes one network step
+instead of two, no sum is rounded, and where contributions are shorter than sums, fewer bytes travel.
+
 A ring would encode again at every hop, so there is none.
 """
 
@@ -37,8 +40,10 @@ def all_reduce(rank: int, hosts: Hosts, numel: int, itemsize: int, divisor: int,
     owners = min(map(len, hosts))
     # Once encoded, messages are as long as those of other plans. All are cut between blocks.
     shrinks = up.block_length / up.block_bytes
-    messages = owners * len(hosts)
-    longest = owners * longest_whole(len(hosts), settings.weights)
+    is_exchange = exchanges(len(hosts), partial=settings.partial)
+    parts, weights = (1, ()) if is_exchange else (len(hosts), settings.weights)  # of the range of an owner
+    messages = owners * parts
+    longest = owners * longest_whole(parts, weights)
     least = max(int(settings.partial_message_bytes * shrinks), block) * messages
     segment_bytes = min(max(int(settings.segment_for(messages) * shrinks), least), longest)
     pieces = segments(Range(0, numel * itemsize), block * messages, segment_bytes, longest, least_bytes=least)
@@ -46,8 +51,12 @@ def all_reduce(rank: int, hosts: Hosts, numel: int, itemsize: int, divisor: int,
     local = hierarchical.home(hosts, rank)
     me = local.index(rank)
     members = [host[me] for host in hosts] if me < owners else []
-    mine = [partition(shards[me], len(hosts), block, settings.weights) for shards in cuts] if members else []
-    network = _Network(b, members, mine, (up, down), divisor, len(local), settings)
+    mine = [partition(shards[me], parts, block, weights) for shards in cuts] if members else []
+    network: _Exchange | _Network
+    if is_exchange:
+        network = _Exchange(b, members, mine, up, divisor, settings)
+    else:
+        network = _Network(b, members, mine, (up, down), divisor, len(local), settings)
     if len(local) == 1:
         for shards in mine:
             network.all_reduce(shards)
@@ -81,6 +90,59 @@ def _codecs(what: str, itemsize: int, settings: Settings) -> tuple[Codec, Codec]
         raise ConfigError(f"{what} of elements of {itemsize} bytes with codecs={settings.codecs}: use float32")
     up, down = settings.codecs
     return CODECS[up], CODECS[down]
+
+
+def exchanges(hosts: int, *, partial: bool) -> bool:
+    """Whether an encoded all-reduce takes one network step: two hosts exchange their contributions. Not if these may be
+    lost (`partial`), since a host that misses one would have another result."""
+    return hosts == 2 and not partial
+
+
+def bytes_per_value(codecs: tuple[str, str], hosts: int, *, partial: bool = False) -> float:
+    """Bytes that a value of an all-reduce takes on the wire, as part of contributions and of sums. Each of the hosts
+    sends (hosts - 1) / hosts of that. `partial`: contributions may be lost."""
+    up, down = (CODECS[name].block_bytes / CODECS[name].block_values for name in codecs)
+    return 2 * up if exchanges(hosts, partial=partial) else up + down
+
+
+class _Exchange:
+    """The steps of a plan that cross the network, between two `members`: all-reduces of `cuts`, each of one range, in
+    this order."""
+
+    def __init__(
+        self,
+        b: PlanBuilder,
+        members: Sequence[int],
+        cuts: Sequence[Sequence[Range]],
+        up: Codec,
+        divisor: int,
+        settings: Settings,
+    ) -> None:
+        self.b, self.up, self.divisor, self.keeps = b, up, divisor, settings.keep_errors
+        self.peers = [member for member in members if member != b.rank]
+        encoded = max((up.encoded_bytes(whole.length) for (whole,) in cuts), default=0)
+        slots = min(ORDERED_SEGMENTS, max(ORDERED_BYTES // max(encoded, 1), 2), max(len(cuts), 1))
+        self.encoded = Window(b, encoded, slots)
+
+    def all_reduce(self, ranges: Sequence[Range], after: Sequence[int] = ()) -> list[int]:
+        """All-reduces the one range; returns the steps after which OUTPUT has it.
+
+        This rank's own contribution is in INPUT after the steps `after`. It counts as encoded here, too, so that both
+        members add the same two numbers; the sum of two does not depend on their order.
+        """
+        b, (whole,) = self.b, ranges
+        if not whole.length:
+            return []
+        (peer,) = self.peers
+        at, free = self.encoded.take()
+        encoding = Encoding(self.up, whole.offset // self.up.block_length, self.keeps)
+        decoding = encoding._replace(keeps=False)
+        contributed = b.encode(encoding, INPUT, *whole, at, [*after, *free])
+        sent = b.send(peer, SCRATCH, at, whole.length, [contributed], encoding=encoding, values=whole.offset)
+        own = b.copy(SCRATCH, at, OUTPUT, *whole, [contributed], encoding=decoding)
+        self.encoded.release([sent, own])
+        done = [b.recv_reduce(peer, OUTPUT, *whole, [own], encoding=decoding)]
+        return [b.scale(OUTPUT, *whole, self.divisor, done)] if self.divisor > 1 else done
 
 
 class _Network:

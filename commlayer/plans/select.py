@@ -149,7 +149,8 @@ def segment_count(hosts: Hosts, length: int, settings: Settings) -> int:
     algorithm = all_reduce_algorithm(hosts, length, settings)
     if algorithm not in ("encoded", "direct", "hierarchical"):
         return 0
-    if algorithm == "hierarchical" and settings.is_short(len(hosts), length):
+    is_short = algorithm == "hierarchical" and settings.is_short(len(hosts), length)
+    if is_short or (algorithm == "encoded" and encoded.exchanges(len(hosts), partial=settings.partial)):
         return 0  # its owners exchange all they have
     messages = min(map(len, hosts)) * len(hosts)
     if settings.codecs is not None:

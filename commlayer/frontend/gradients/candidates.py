@@ -16,6 +16,7 @@ from ...compress.powersgd import PowerSgd
 from ...config import Policy
 from ...errors import ConfigError
 from ...plans.codec import CODECS, VALUE_BYTES
+from ...plans.encoded import bytes_per_value
 from ...transport import kernels
 from ..group.backend import CommProcessGroup
 
@@ -49,7 +50,7 @@ def choice_for(group: CommProcessGroup, policy: Policy, optimizer: Optimizer | N
             continue
         assert codec.pair is not None  # noqa: S101  # AUTO has no float32
         steps, begins = (MORE_STEPS, policy.exact_steps) if codec.starts_exact else (1.0, 0)
-        wire = bytes_per_value(codec.pair)
+        wire = bytes_per_value(codec.pair[:2], group.host_count, partial=policy.loss_bound > 0)
         candidates.append(Candidate(codec.name, wire, coding_s, codec.keeps_errors, steps, begins))
     hosts = group.host_count
     return Choice(candidates, (hosts - 1) / hosts, allow_state=policy.allow_state, unavailable=unavailable)
@@ -64,11 +65,6 @@ def _fault_of_sign(policy: Policy, optimizer: Optimizer | None) -> str | None:
     except ConfigError:
         return f"{type(optimizer).__name__} averages squared gradients"
     return None
-
-
-def bytes_per_value(pair: CodecPair) -> float:
-    """Bytes that a value takes on the wire, as part of contributions and of sums."""
-    return sum(CODECS[name].block_bytes / CODECS[name].block_values for name in (pair.up, pair.down))
 
 
 def _coding_s(codec: Codec, allow_state: bool) -> float:

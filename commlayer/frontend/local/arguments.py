@@ -14,7 +14,7 @@ from ...config import Policy
 from ...errors import ConfigError
 from ...kind import whole
 from ...plans.codec import VALUE_BYTES
-from ..gradients.candidates import bytes_per_value
+from ...plans.encoded import bytes_per_value
 from ..group.backend import CommProcessGroup
 from .exact_state import policy_of
 from .outer import Outer
@@ -144,11 +144,10 @@ class Arguments:
         """The optimizer of the shared weights."""
         return Outer.default(turns) if self.outer is None else Outer.of(self.outer)
 
-    @property
-    def value_bytes(self) -> float:
-        """Bytes of a value on one of its two ways."""
+    def value_bytes(self, sites: int) -> float:
+        """Bytes of a value on one of its two ways, in the mean of both."""
         pair = codec_of(self.codec).pair
-        return VALUE_BYTES if pair is None else bytes_per_value(pair) / 2
+        return VALUE_BYTES if pair is None else bytes_per_value(pair[:2], sites) / 2
 
     @property
     def form(self) -> Form:

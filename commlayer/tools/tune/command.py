@@ -138,7 +138,7 @@ def run(
     )
     if profile.is_little:
         return Report(options.command, profile.verdict, None, {}, None, "", time.monotonic() - begin_s)
-    model = Model.of(profile.split)
+    model = Model.of(profile.split, profile.hosts)
     space, idle = _space(options, profile, model)
     space = narrowed(space)
     if idle:

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from ...compress.choice import StepModel
 from ...compress.codec import codec_of
 from ...compress.content import Candidate, Content, Load
-from ...frontend.gradients.candidates import bytes_per_value
 from ...plans.codec import VALUE_BYTES
+from ...plans.encoded import bytes_per_value
 from ..headroom.split import Split
 from .arm import Arm
 
@@ -53,9 +53,10 @@ class Model:
     loss: float
     """Share of lost packets."""
     round_trip_s: float
+    hosts: int
 
     @classmethod
-    def of(cls, split: Split) -> Model:
+    def of(cls, split: Split, hosts: int) -> Model:
         """The model from the parts of a job's step. Without a run on commlayer, its own backend's rate counts."""
         engine = split.engine
         step_s = split.as_is.median_s
@@ -73,6 +74,7 @@ class Model:
             seconds_per_byte=(transfer_s - operations * latency_s) / nbytes if nbytes else 0.0,
             loss=max(split.tcp_loss, engine.loss if engine is not None else 0.0),
             round_trip_s=engine.round_trip_s if engine is not None else 0.0,
+            hosts=hosts,
         )
 
     def seconds(self, arm: Arm) -> float:
@@ -91,10 +93,10 @@ class Model:
             step_s = plain_s
         return step_s * (SOCKETS_COST if arm.ports > 1 else 1.0)
 
-    def share(self, codec: str) -> float:
-        """Bytes on the wire with a codec, in parts of those of float32."""
+    def share(self, codec: str, *, partial: bool = False) -> float:
+        """Bytes on the wire with a codec, in parts of those of float32. `partial`: gradients may be lost."""
         pair = codec_of(codec).pair
-        return 1.0 if pair is None else bytes_per_value(pair) / (2 * VALUE_BYTES)
+        return 1.0 if pair is None else bytes_per_value(pair[:2], self.hosts, partial=partial) / (2 * VALUE_BYTES)
 
     def bucket_count(self, arm: Arm) -> int:
         """Buckets of a step."""
@@ -113,7 +115,7 @@ class Model:
         latency_s = self.latency_s
         if arm.loss_bound >= self.loss > 0:
             latency_s = max(0.0, latency_s - 2 * self.round_trip_s)  # nobody waits for packets sent again
-        load = Load(self.nbytes / count * self.share(arm.codec), coding_s + latency_s)
+        load = Load(self.nbytes / count * self.share(arm.codec, partial=arm.loss_bound > 0), coding_s + latency_s)
         return [load] * count
 
     def _plain_s(self, arm: Arm, buckets: list[Load]) -> float:

@@ -18,8 +18,9 @@ def reasons(outcome: Outcome, model: Model) -> dict[str, str]:
         found["instead_of"] = _of_engine(outcome)
     if arm.codec != "none":
         kept = " and kept for the next step" if arm.codec in KEEPS_ERRORS else ""
+        share = model.share(arm.codec, partial=arm.loss_bound > 0)
         found["codec"] = (
-            f"{arm.codec} sends {model.share(arm.codec):.0%} of the bytes, and gradients are rounded{kept}: "
+            f"{arm.codec} sends {share:.0%} of the bytes, and gradients are rounded{kept}: "
             f"{_beside(outcome, model, dataclasses.replace(arm, codec='none'), 'float32')}."
         )
     if arm.loss_bound:

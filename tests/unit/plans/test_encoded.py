@@ -256,15 +256,28 @@ def test_ranks_that_own_nothing_know_the_operation(shape: Sequence[int], partial
 
 
 @pytest.mark.parametrize("pair", PAIRS)
-def test_every_rank_sends_what_the_formula_says(pair: tuple[str, str]) -> None:
-    world, numel = 4, 1 << 20
-    up, down = (CODECS[name] for name in pair)
-    for plan in plans_of((1,) * world, numel, pair):
+@pytest.mark.parametrize(("world", "partial"), [(2, False), (2, True), (4, False)])
+def test_every_rank_sends_what_the_formula_says(pair: tuple[str, str], world: int, partial: bool) -> None:
+    numel = 1 << 20
+    up, down = (CODECS[name].block_bytes / CODECS[name].block_values for name in pair)
+    value = 2 * up if world == 2 and not partial else up + down
+    assert encoded.bytes_per_value(pair, world, partial=partial) == value
+    for plan in plans_of((1,) * world, numel, pair, partial=partial):
         sends = plan.steps[plan.steps["kind"] == StepKind.SEND]
         codecs = {codec.number: codec for codec in CODECS.values()}
         sent = sum(codecs[int(step["flags"]) >> CODEC_SHIFT].encoded_bytes(int(step["length"])) for step in sends)
-        formula = numel * (world - 1) / world * sum(codec.block_bytes / codec.block_values for codec in (up, down))
+        formula = numel * (world - 1) / world * value
         assert formula <= sent <= 1.005 * formula
+
+
+def test_ranks_of_two_hosts_each_send_their_shard() -> None:
+    numel, pair = 1 << 20, ("int4", "int8")
+    kind = CODECS["int4"]
+    for plan in plans_of((2, 2), numel, pair):
+        sends = plan.steps[plan.steps["kind"] == StepKind.SEND]
+        assert set(sends["flags"] >> CODEC_SHIFT) == {kind.number}
+        sent = sum(kind.encoded_bytes(int(length)) for length in sends["length"])
+        assert sent == pytest.approx(numel / 2 * kind.block_bytes / kind.block_values, rel=0.005)
 
 
 @given(seed=st.integers(0, 1 << 20))

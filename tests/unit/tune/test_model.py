@@ -21,6 +21,7 @@ MODEL = Model(
     seconds_per_byte=0.6 / NBYTES,
     loss=0.01,
     round_trip_s=0.0002,
+    hosts=4,
 )
 """0.3 s of computation; the network needs 0.6 s for two buckets."""
 
@@ -38,6 +39,12 @@ def test_a_codec_sends_its_share_of_the_bytes() -> None:
     assert MODEL.share("bf16") == 0.5
     assert MODEL.seconds(Arm(codec="bf16")) == pytest.approx(0.2 + 2 * 0.151, rel=0.01)
     assert MODEL.share("int4-int8") < MODEL.share("int8") < 0.3
+
+
+def test_two_hosts_send_contributions_only() -> None:
+    pair = dataclasses.replace(MODEL, hosts=2)
+    assert pair.share("int4-int8") == pytest.approx(MODEL.share("int4-int8") * 2 / 3, rel=0.02)
+    assert pair.share("int4-int8", partial=True) == MODEL.share("int4-int8")
 
 
 def test_the_overlap_hides_all_but_the_last_bucket() -> None:
@@ -81,11 +88,11 @@ def parts(*, has_engine: bool = True, as_is_s: tuple[float, ...] = (1.0,)) -> An
 
 
 def test_the_parts_come_from_headroom() -> None:
-    found = Model.of(parts())
+    found = Model.of(parts(), 4)
     assert found.default_s == 1.0
     assert found.computing_s == 0.3
     assert found.latency_s == pytest.approx(0.05)
     assert found.seconds_per_byte * NBYTES == pytest.approx(0.6)
     assert found.loss == 0.02
-    unknown = Model.of(parts(has_engine=False))
+    unknown = Model.of(parts(has_engine=False), 4)
     assert unknown.seconds(Arm(codec="int8")) == pytest.approx(0.3 + unknown.latency_s)
