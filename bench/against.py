@@ -117,6 +117,14 @@ CASES = {
         )
         for size_kib in (4, 64, 256)
     },
+    "pair-8x1M": Case(
+        "8 all-reduces of 1 MiB at once, 2 hosts of 2 ranks, 200 Mbit/s, round trips of 20 ms",
+        "all_reduces",
+        (("size_bytes", 1 << 20), ("count", 8), ("iters", 10), ("warmup", 2)),
+        4,
+        (),
+        "pair",
+    ),
     "pair-ddp": Case(
         "step of DDP, 8 MiB of gradients in int4-int8, 2 hosts of 2 ranks, 200 Mbit/s, round trips of 20 ms",
         "ddp",

@@ -65,6 +65,18 @@ def all_reduce(join: Join, size_bytes: int, iters: int, warmup: int, gap_s: floa
     return found
 
 
+def all_reduces(join: Join, size_bytes: int, count: int, iters: int, warmup: int) -> Found:
+    """`count` sums of float32 at once."""
+    join()
+    tensors = [torch.zeros(size_bytes // 4) for _ in range(count)]
+
+    def all_at_once() -> None:
+        for work in [dist.all_reduce(tensor, async_op=True) for tensor in tensors]:
+            work.wait()
+
+    return timed(all_at_once, iters, warmup)
+
+
 def p2p(join: Join, size_bytes: int, iters: int, warmup: int) -> Found:
     """A message from rank 0 to rank 1, and one back. Raises ValueError if they differ."""
     join()
@@ -149,7 +161,7 @@ def resident(name: str) -> int:
 
 
 KINDS: dict[str, Callable[..., Found]] = {
-    case.__name__: case for case in (all_reduce, p2p, ddp, pipeline, start, memory)
+    case.__name__: case for case in (all_reduce, all_reduces, p2p, ddp, pipeline, start, memory)
 }
 
 

@@ -18,16 +18,15 @@ static void note_waits(struct cl_member *member, const struct cl_operation *oper
     bool gated = operation->executor == NULL;
     uint32_t rank, value;
     for (uint32_t i = 0; i < queues->local_count; i++)
-        atomic_store(&member->neighbours[i].sleeps_for[turn->class], waits && gated ? turn->gate + UINT64_C(1) : 0);
+        atomic_store(&member->neighbours[i].sleeps_for[turn->queue], waits && gated ? turn->gate + UINT64_C(1) : 0);
     for (uint32_t n = 0; waits && !gated && cl_executor_awaits(operation->executor, n, &rank, &value); n++)
-        atomic_store(&member->neighbours[queues->index[rank]].sleeps_for[turn->class], value + UINT64_C(1));
+        atomic_store(&member->neighbours[queues->index[rank]].sleeps_for[turn->queue], value + UINT64_C(1));
 }
 
 static int wait_for(struct cl_member *member, const struct cl_operation *operation, uint32_t index, uint32_t value)
 {
-    uint32_t class = operation->turn.class;
     uint64_t deadline_us = operation->deadline_us;
-    const struct cl_host_queue *queue = &member->group.host_queues.queues[class];
+    const struct cl_host_queue *queue = &member->group.host_queues.queues[operation->turn.queue];
     uint64_t start = cl_now_us(), now = start;
     uint64_t limit = member->spin_us, ewma = atomic_load_explicit(&member->spin_ewma_us, memory_order_relaxed);
     if (limit > 0 && ewma <= limit) {
@@ -47,7 +46,7 @@ static int wait_for(struct cl_member *member, const struct cl_operation *operati
         if (status != CL_OK)
             break;
         uint64_t left = deadline_us - now < CL_SLEEP_MAX_US ? deadline_us - now : CL_SLEEP_MAX_US;
-        cl_host_sleep(member->host, class, index, value, left);
+        cl_host_sleep(member->host, operation->turn.queue, index, value, left);
         now = cl_now_us();
     }
     note_waits(member, operation, false);

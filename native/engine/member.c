@@ -14,6 +14,7 @@ enum { FLUSH_STEP_US = 200 /* time between two looks */ };
 _Static_assert(offsetof(struct cl_member, group) == 0, "cl_group is the member's address");
 _Static_assert((int)CL_HOST_RING_HEAD_BYTES == (int)CL_RING_HEAD_BYTES, "a host has memory for the head of a ring");
 _Static_assert((int)CL_HOST_CLASSES == (int)CL_CLASSES, "a host has memory for each class");
+_Static_assert((int)CL_HOST_QUEUES == (int)CL_GROUP_QUEUES, "and counters for each queue");
 
 /* ---- the group's io: see group/io.h ---- */
 
@@ -29,16 +30,16 @@ static void wake_host(void *context)
     cl_host_wake_all(member->host);
 }
 
-static void post(void *context, uint32_t class, uint32_t value)
+static void post(void *context, uint32_t queue, uint32_t value)
 {
     const struct cl_member *member = context;
-    cl_host_post(member->host, class, value);
+    cl_host_post(member->host, queue, value);
 }
 
-static void request_bell(void *context, uint32_t class, uint32_t index)
+static void request_bell(void *context, uint32_t queue, uint32_t index)
 {
     const struct cl_member *member = context;
-    cl_host_request_bell(member->host, class, index);
+    cl_host_request_bell(member->host, queue, index);
 }
 
 /* Whether the process of a neighbour will not go on: it dies, or has been stopped for the peer timeout, after which a
@@ -191,10 +192,10 @@ int cl_group_awaited(cl_group *group, uint8_t *awaited)
     cl_group_await(group, awaited);
     pthread_mutex_unlock(&member->engine->core);
     const struct cl_host_queues *queues = &group->host_queues;
-    for (uint32_t class = 0; class < CL_CLASSES; class ++)
+    for (uint32_t queue = 0; queue < CL_GROUP_QUEUES; queue++)
         for (uint32_t i = 0; i < queues->local_count; i++) {
-            uint64_t sleeps_for = atomic_load(&member->neighbours[i].sleeps_for[class]);
-            if (sleeps_for > 0 && !cl_host_queue_reached(&queues->queues[class], i, (uint32_t)(sleeps_for - 1)))
+            uint64_t sleeps_for = atomic_load(&member->neighbours[i].sleeps_for[queue]);
+            if (sleeps_for > 0 && !cl_host_queue_reached(&queues->queues[queue], i, (uint32_t)(sleeps_for - 1)))
                 awaited[queues->local[i]] = 1;
         }
     awaited[group->rank] = 0;
@@ -213,13 +214,15 @@ int cl_group_read_lags(cl_group *group, struct cl_lag *lags, uint32_t capacity)
 
 static void map_queues(struct cl_host_queues *queues, struct cl_host *host)
 {
-    for (uint32_t class = 0; class < CL_CLASSES; class ++) {
+    for (uint32_t queue = 0; queue < CL_GROUP_QUEUES; queue++) {
+        uint32_t class = cl_host_queue_class(queue);
         for (uint32_t i = 0; i < queues->local_count; i++) {
-            struct cl_host_place place = {
-                .counter = cl_host_counter(host, class, i),
-                .staging = {cl_host_staging(host, class, i, 0), cl_host_staging(host, class, i, 1)},
-                .signatures = {cl_host_signature(host, class, i, 0), cl_host_signature(host, class, i, 1)}};
-            cl_host_queues_map(queues, class, i, &place);
+            struct cl_host_place place = {.counter = cl_host_counter(host, queue, i)};
+            for (uint32_t parity = 0; parity < 2; parity++) {
+                place.staging[parity] = cl_host_staging(host, class, i, cl_host_queue_half(queue, parity));
+                place.signatures[parity] = cl_host_signature(host, queue, i, parity);
+            }
+            cl_host_queues_map(queues, queue, i, &place);
         }
     }
 }
@@ -368,8 +371,8 @@ void cl_group_close(cl_group *group)
     cl_member_flush(member);
     atomic_compare_exchange_strong(&group->status, &open, CL_ECLOSED);
     cl_host_wake_all(member->host); /* ends the wait of a calling thread, which must leave first */
-    for (uint32_t class = 0; class < CL_CLASSES; class ++)
-        while (atomic_load(&group->host_queues.queues[class].taken))
+    for (uint32_t queue = 0; queue < CL_GROUP_QUEUES; queue++)
+        while (atomic_load(&group->host_queues.queues[queue].taken))
             sched_yield();
     pthread_mutex_lock(&engine->core);
     empty_inbox(engine, group);

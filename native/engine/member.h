@@ -15,10 +15,10 @@
 
 /* The process of another rank of this host. */
 struct cl_neighbour {
-    int32_t pid;                             /* 0: not watched */
-    _Atomic uint64_t looked_us;              /* the latest look at its state */
-    _Atomic uint64_t stopped_us;             /* the first look that found it stopped (SIGSTOP); 0: it runs */
-    _Atomic uint64_t sleeps_for[CL_CLASSES]; /* 1 + the counter of it that a calling thread sleeps for; 0: none */
+    int32_t pid;                                  /* 0: not watched */
+    _Atomic uint64_t looked_us;                   /* the latest look at its state */
+    _Atomic uint64_t stopped_us;                  /* the first look that found it stopped (SIGSTOP); 0: it runs */
+    _Atomic uint64_t sleeps_for[CL_GROUP_QUEUES]; /* 1 + the counter of it that a calling thread sleeps for; 0: none */
 };
 
 /* See struct cl_lag. Any thread that ends an operation adds. */

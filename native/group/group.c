@@ -15,8 +15,8 @@ int cl_group_init(struct cl_group *group, const struct cl_group_options *options
     group->in_flight.last = &group->in_flight.first;
     cl_held_init(&group->held);
     cl_waiting_init(&group->waiting);
-    for (uint32_t class = 0; class < CL_CLASSES; class ++)
-        group->host_flight[class].last = &group->host_flight[class].first;
+    for (uint32_t queue = 0; queue < CL_GROUP_QUEUES; queue++)
+        group->host_flight[queue].last = &group->host_flight[queue].first;
     atomic_init(&group->culprit, UINT32_MAX);
     if (options->rank >= options->size || options->peers == NULL || (options->id & CL_GROUP_P2P) != 0)
         return CL_EINVAL;
@@ -102,14 +102,14 @@ void cl_group_order(struct cl_group *group, struct cl_operation *operation)
 void cl_group_queue(struct cl_group *group, struct cl_operation *operation)
 {
     if (operation->plan->uses_host)
-        atomic_fetch_add(&group->host_queues.queues[operation->turn.class].queued, 1);
+        atomic_fetch_add(&group->host_queues.queues[operation->turn.queue].queued, 1);
 }
 
 /* Takes an operation that may start into the list of those in flight. */
 static void let_start(struct cl_group *group, struct cl_operation *operation)
 {
     struct cl_operation_list *list =
-        operation->plan->uses_host ? &group->host_flight[operation->turn.class] : &group->in_flight;
+        operation->plan->uses_host ? &group->host_flight[operation->turn.queue] : &group->in_flight;
     if (operation->plan->uses_host && operation->plan->network_steps > 0)
         cl_endpoint_delay(group->endpoint, group->id, operation->sequence);
     cl_operation_list_append(list, operation);
@@ -204,9 +204,9 @@ int cl_group_check(struct cl_group *group)
 }
 
 /* Whether the wait for one local rank is in vain: see cl_group_check_host. */
-static int check_rank(struct cl_group *group, uint32_t class, uint32_t index, uint32_t value, uint64_t now_us)
+static int check_rank(struct cl_group *group, uint32_t queue, uint32_t index, uint32_t value, uint64_t now_us)
 {
-    int status = cl_host_queues_doubt(&group->host_queues, class, index, value, now_us);
+    int status = cl_host_queues_doubt(&group->host_queues, queue, index, value, now_us);
     if (status == CL_EPEERLOST && heard(group) != CL_OK) /* a rank that leaves aborts the group just before */
         return atomic_load(&group->status);
     if (status != CL_OK)
@@ -218,13 +218,13 @@ static int check_rank(struct cl_group *group, uint32_t class, uint32_t index, ui
  * first of them may only be late. *late: that one. */
 static int check_gate(struct cl_group *group, const struct cl_host_turn *turn, uint64_t now_us, uint32_t *late)
 {
-    const struct cl_host_queue *queue = &group->host_queues.queues[turn->class];
+    const struct cl_host_queue *queue = &group->host_queues.queues[turn->queue];
     int status = CL_OK;
     for (uint32_t i = 0; i < group->host_queues.local_count && status == CL_OK; i++) {
         if (cl_host_queue_reached(queue, i, turn->gate))
             continue;
         *late = *late == UINT32_MAX ? i : *late;
-        status = check_rank(group, turn->class, i, turn->gate, now_us);
+        status = check_rank(group, turn->queue, i, turn->gate, now_us);
     }
     return status;
 }
@@ -233,15 +233,15 @@ static int check_gate(struct cl_group *group, const struct cl_host_turn *turn, u
 static int check_awaited(struct cl_group *group, const struct cl_operation *operation, uint64_t now_us, uint32_t *late)
 {
     struct cl_host_queues *queues = &group->host_queues;
-    uint32_t class = operation->turn.class, rank, value;
+    uint32_t queue = operation->turn.queue, rank, value;
     int status = CL_OK;
     for (uint32_t n = 0; status == CL_OK && cl_executor_awaits(operation->executor, n, &rank, &value); n++) {
         *late = *late == UINT32_MAX ? queues->index[rank] : *late;
-        status = check_rank(group, class, queues->index[rank], value, now_us);
+        status = check_rank(group, queue, queues->index[rank], value, now_us);
     }
     for (uint32_t i = 0; i < queues->local_count && status == CL_OK; i++)
         if (atomic_load(&queues->lost[i]) && cl_executor_needs(operation->executor, queues->local[i], &value))
-            status = check_rank(group, class, i, value, now_us);
+            status = check_rank(group, queue, i, value, now_us);
     return status;
 }
 
@@ -272,7 +272,7 @@ static void await_gate(const struct cl_host_queues *queues, const struct cl_oper
     if (first == NULL || first->kind != CL_OPERATION_PLAN || first->executor != NULL || !first->plan->uses_host)
         return;
     for (uint32_t i = 0; i < queues->local_count; i++)
-        if (!cl_host_queue_reached(&queues->queues[first->turn.class], i, first->turn.gate))
+        if (!cl_host_queue_reached(&queues->queues[first->turn.queue], i, first->turn.gate))
             awaited[queues->local[i]] = 1;
 }
 
@@ -280,9 +280,9 @@ void cl_group_await(const struct cl_group *group, uint8_t *awaited)
 {
     await_list(group->in_flight.first, awaited);
     await_list(group->waiting.first, awaited);
-    for (uint32_t class = 0; class < CL_CLASSES; class ++) {
-        await_list(group->host_flight[class].first, awaited);
-        await_gate(&group->host_queues, group->host_flight[class].first, awaited);
+    for (uint32_t queue = 0; queue < CL_GROUP_QUEUES; queue++) {
+        await_list(group->host_flight[queue].first, awaited);
+        await_gate(&group->host_queues, group->host_flight[queue].first, awaited);
     }
 }
 
@@ -308,7 +308,7 @@ static bool is_queued(const struct cl_operation *operation)
 static void end(struct cl_group *group, struct cl_operation *operation, int status, uint64_t now_us)
 {
     if (is_queued(operation))
-        atomic_fetch_sub(&group->host_queues.queues[operation->turn.class].queued, 1);
+        atomic_fetch_sub(&group->host_queues.queues[operation->turn.queue].queued, 1);
     cl_operation_end(operation, status, now_us);
     if (operation->plan->uses_host && operation->plan->network_steps > 0)
         cl_endpoint_end(group->endpoint, group->id, operation->sequence);
@@ -339,8 +339,8 @@ static void end_list(struct cl_group *group, struct cl_operation_list *list, int
 static bool is_idle(const struct cl_group *group)
 {
     bool idle = group->in_flight.first == NULL && group->waiting.first == NULL && group->held.list.first == NULL;
-    for (uint32_t class = 0; class < CL_CLASSES; class ++)
-        idle = idle && group->host_flight[class].first == NULL;
+    for (uint32_t queue = 0; queue < CL_GROUP_QUEUES; queue++)
+        idle = idle && group->host_flight[queue].first == NULL;
     return idle;
 }
 
@@ -356,8 +356,8 @@ static void end_all(struct cl_group *group, int status, uint64_t now_us)
     forget_messages(group);
     cl_waiting_end_due(&group->waiting, UINT64_MAX, &group->in_flight); /* all of them */
     end_list(group, &group->in_flight, status, now_us);
-    for (uint32_t class = 0; class < CL_CLASSES; class ++)
-        end_list(group, &group->host_flight[class], status, now_us);
+    for (uint32_t queue = 0; queue < CL_GROUP_QUEUES; queue++)
+        end_list(group, &group->host_flight[queue], status, now_us);
 }
 
 /* Ends those that are held of a group that has failed, up to the first whose gate is closed: the device may still copy
@@ -393,7 +393,7 @@ static void end_early(struct cl_group *group, struct cl_operation *operation)
 {
     if (is_queued(operation)) {
         cl_host_queues_end(&group->host_queues, &operation->turn);
-        atomic_fetch_sub(&group->host_queues.queues[operation->turn.class].queued, 1);
+        atomic_fetch_sub(&group->host_queues.queues[operation->turn.queue].queued, 1);
     }
     operation->early = true;
 }
@@ -459,7 +459,7 @@ static bool may_run(const struct cl_group *group, const struct cl_operation *ope
     if (!is_queued(operation))
         return true;
     /* queued > 0 keeps calling threads out from here on */
-    return first && !atomic_load(&group->host_queues.queues[operation->turn.class].taken) &&
+    return first && !atomic_load(&group->host_queues.queues[operation->turn.queue].taken) &&
            cl_host_queues_gate_is_open(&group->host_queues, &operation->turn, &behind);
 }
 
@@ -555,13 +555,24 @@ static bool advance_list(struct cl_group *group, struct cl_operation_list *list,
     return atomic_load(&group->status) == CL_OK;
 }
 
-/* Runs the host queues, the most urgent one first. Once a queue has used up its budget, the others have to wait, but
+/* The first of the two queues of a class: that with the older operation. */
+static uint32_t older_queue(const struct cl_group *group, uint32_t class)
+{
+    const struct cl_operation *first = group->host_flight[2 * class].first;
+    const struct cl_operation *second = group->host_flight[2 * class + 1].first;
+    bool swapped = second != NULL && (first == NULL || (int32_t)(second->sequence - first->sequence) < 0);
+    return 2 * class + swapped;
+}
+
+/* Runs the host queues, the most urgent ones first. Once a queue has used up its budget, the others have to wait, but
  * for one turn now and then. */
 static void advance_queues(struct cl_group *group, size_t budget, struct progress *progress)
 {
     bool used_up = false;
-    for (uint32_t class = 0; class < CL_CLASSES; class ++) {
-        struct cl_operation_list *list = &group->host_flight[class];
+    uint32_t older = 0;
+    for (uint32_t i = 0; i < CL_GROUP_QUEUES; i++) {
+        older = i & 1 ? older : older_queue(group, cl_host_queue_class(i));
+        struct cl_operation_list *list = &group->host_flight[i & 1 ? older ^ 1 : older];
         if (list->first == NULL)
             continue;
         progress->more = false;
@@ -610,10 +621,10 @@ bool cl_group_progress(struct cl_group *group, size_t budget, uint64_t now_us, u
 
 uint32_t cl_group_host_class(const struct cl_group *group)
 {
-    uint32_t class = 0;
-    while (class < CL_CLASSES && group->host_flight[class].first == NULL)
-        class ++;
-    return class;
+    uint32_t queue = 0;
+    while (queue < CL_GROUP_QUEUES && group->host_flight[queue].first == NULL)
+        queue++;
+    return cl_host_queue_class(queue);
 }
 
 uint32_t cl_group_urgent_class(const struct cl_group *group)
@@ -643,8 +654,8 @@ static bool all_early(const struct cl_operation *first)
 bool cl_group_only_trails(const struct cl_group *group)
 {
     bool trails = group->in_flight.first != NULL || group->waiting.first != NULL;
-    for (uint32_t class = 0; class < CL_CLASSES; class ++)
-        trails = trails && group->host_flight[class].first == NULL;
+    for (uint32_t queue = 0; queue < CL_GROUP_QUEUES; queue++)
+        trails = trails && group->host_flight[queue].first == NULL;
     return trails && group->held.list.first == NULL && all_early(group->in_flight.first) &&
            all_early(group->waiting.first);
 }
@@ -653,17 +664,17 @@ bool cl_group_only_trails(const struct cl_group *group)
 static bool arm_bells(struct cl_group *group, const struct cl_operation *operation)
 {
     const struct cl_host_turn *turn = &operation->turn;
-    const struct cl_host_queue *queue = &group->host_queues.queues[turn->class];
+    const struct cl_host_queue *queue = &group->host_queues.queues[turn->queue];
     uint32_t rank, value, behind;
     if (operation->executor == NULL) {
         if (!cl_host_queues_gate_is_open(&group->host_queues, turn, &behind))
-            group->io.request_bell(group->io.context, turn->class, behind);
+            group->io.request_bell(group->io.context, turn->queue, behind);
         /* A calling thread that has taken the queue wakes the engine when it leaves. */
         return atomic_load(&queue->taken) || !cl_host_queues_gate_is_open(&group->host_queues, turn, &behind);
     }
     for (uint32_t i = 0; cl_executor_awaits(operation->executor, i, &rank, &value); i++) {
         uint32_t index = group->host_queues.index[rank];
-        group->io.request_bell(group->io.context, turn->class, index);
+        group->io.request_bell(group->io.context, turn->queue, index);
         if (cl_host_queue_reached(queue, index, value))
             return false;
     }
@@ -677,8 +688,8 @@ bool cl_group_arm_bells(struct cl_group *group, uint64_t now_us, uint64_t *deadl
         return false;
     if (cl_channels_listens(&group->channels, waiting) && now_us + CL_SLEEP_MAX_US < *deadline_us)
         *deadline_us = now_us + CL_SLEEP_MAX_US;
-    for (uint32_t class = 0; class < CL_CLASSES; class ++) {
-        const struct cl_operation *operation = group->host_flight[class].first;
+    for (uint32_t queue = 0; queue < CL_GROUP_QUEUES; queue++) {
+        const struct cl_operation *operation = group->host_flight[queue].first;
         if (operation == NULL)
             continue;
         if (now_us + CL_SLEEP_MAX_US < *deadline_us)

@@ -40,10 +40,10 @@ struct cl_group {
     struct cl_host_queues host_queues;
     struct cl_mailbox mailbox;
     struct cl_channels channels;
-    struct cl_held held;                              /* those that may not start so far; and then: */
-    struct cl_operation_list in_flight;               /* those that do not use the host's memory ... */
-    struct cl_waiting waiting;                        /* ... and of these, the ones with nothing to do */
-    struct cl_operation_list host_flight[CL_CLASSES]; /* those that do, by class */
+    struct cl_held held;                                   /* those that may not start so far; and then: */
+    struct cl_operation_list in_flight;                    /* those that do not use the host's memory ... */
+    struct cl_waiting waiting;                             /* ... and of these, the ones with nothing to do */
+    struct cl_operation_list host_flight[CL_GROUP_QUEUES]; /* those that do, by queue */
     /* in the list of all groups: see groups.h */
     struct cl_groups *groups;
     struct cl_group *next, *next_awake;

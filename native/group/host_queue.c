@@ -11,8 +11,8 @@ static bool allocate(struct cl_host_queues *queues, uint32_t size)
     queues->index = calloc(size, sizeof *queues->index);
     queues->lost = calloc(queues->local_count, sizeof *queues->lost);
     bool complete = queues->local != NULL && queues->index != NULL && queues->lost != NULL;
-    for (uint32_t class = 0; class < CL_CLASSES; class ++) {
-        struct cl_host_queue *queue = &queues->queues[class];
+    for (uint32_t i = 0; i < CL_GROUP_QUEUES; i++) {
+        struct cl_host_queue *queue = &queues->queues[i];
         queue->places = calloc(queues->local_count, sizeof *queue->places);
         complete = complete && queue->places != NULL;
     }
@@ -22,7 +22,8 @@ static bool allocate(struct cl_host_queues *queues, uint32_t size)
 int cl_host_queues_init(struct cl_host_queues *queues, uint32_t size, uint32_t rank, const uint32_t *local,
                         uint32_t local_count, const struct cl_group_io *io)
 {
-    *queues = (struct cl_host_queues){.io = io, .local_count = local_count, .self = UINT32_MAX};
+    *queues =
+        (struct cl_host_queues){.io = io, .local_count = local_count, .pairs = local_count < size, .self = UINT32_MAX};
     if (local == NULL || local_count == 0 || local_count > size)
         return CL_EINVAL;
     for (uint32_t i = 0; i < local_count; i++) {
@@ -47,26 +48,33 @@ void cl_host_queues_free(struct cl_host_queues *queues)
     free(queues->local);
     free(queues->index);
     free(queues->lost);
-    for (uint32_t class = 0; class < CL_CLASSES; class ++)
-        free(queues->queues[class].places);
+    for (uint32_t i = 0; i < CL_GROUP_QUEUES; i++)
+        free(queues->queues[i].places);
 }
 
-void cl_host_queues_map(struct cl_host_queues *queues, uint32_t class, uint32_t index,
+void cl_host_queues_map(struct cl_host_queues *queues, uint32_t queue, uint32_t index,
                         const struct cl_host_place *place)
 {
-    queues->queues[class].places[index] = *place;
+    queues->queues[queue].places[index] = *place;
+}
+
+uint32_t cl_host_queues_next(const struct cl_host_queues *queues, uint32_t class)
+{
+    const struct cl_host_queue *both = &queues->queues[2 * class];
+    return 2 * class + (queues->pairs ? (both[0].operations + both[1].operations) & 1 : 0);
 }
 
 void cl_host_queues_order(struct cl_host_queues *queues, struct cl_host_turn *turn, uint32_t class, uint32_t posts,
                           uint64_t signature)
 {
-    struct cl_host_queue *queue = &queues->queues[class];
+    turn->queue = cl_host_queues_next(queues, class);
+    struct cl_host_queue *queue = &queues->queues[turn->queue];
     turn->signature = ++queues->sequence << HASH_BITS | (signature & ((1u << HASH_BITS) - 1));
-    turn->class = class;
-    turn->parity = queue->operations++ & 1;
-    turn->gate = queue->previous_base;
+    turn->parity = queues->pairs ? 0 : queue->operations & 1;
+    turn->gate = queues->pairs ? queue->base : queue->previous_base;
     turn->base = queue->base;
     turn->posts = posts;
+    queue->operations++;
     queue->previous_base = queue->base;
     queue->base += posts + 1;
 }
@@ -88,7 +96,7 @@ bool cl_host_queue_leave(struct cl_host_queue *queue)
 bool cl_host_queues_gate_is_open(const struct cl_host_queues *queues, const struct cl_host_turn *turn, uint32_t *behind)
 {
     for (uint32_t i = 0; i < queues->local_count; i++) {
-        if (!cl_host_queue_reached(&queues->queues[turn->class], i, turn->gate)) {
+        if (!cl_host_queue_reached(&queues->queues[turn->queue], i, turn->gate)) {
             *behind = i;
             return false;
         }
@@ -98,7 +106,7 @@ bool cl_host_queues_gate_is_open(const struct cl_host_queues *queues, const stru
 
 struct cl_host_view cl_host_queues_begin(struct cl_host_queues *queues, const struct cl_host_turn *turn)
 {
-    const struct cl_host_place *places = queues->queues[turn->class].places;
+    const struct cl_host_place *places = queues->queues[turn->queue].places;
     /* The turn's first post publishes it. */
     atomic_store_explicit(places[queues->self].signatures[turn->parity], turn->signature, memory_order_relaxed);
     return (struct cl_host_view){.places = places,
@@ -106,29 +114,29 @@ struct cl_host_view cl_host_queues_begin(struct cl_host_queues *queues, const st
                                  .parity = turn->parity,
                                  .signature = turn->signature,
                                  .base = turn->base,
-                                 .class = turn->class,
+                                 .queue = turn->queue,
                                  .post = queues->io->post,
                                  .context = queues->io->context};
 }
 
 void cl_host_queues_end(struct cl_host_queues *queues, const struct cl_host_turn *turn)
 {
-    queues->io->post(queues->io->context, turn->class, turn->base + turn->posts + 1);
+    queues->io->post(queues->io->context, turn->queue, turn->base + turn->posts + 1);
 }
 
-static uint64_t published(const struct cl_host_queues *queues, uint32_t class, uint32_t index, uint32_t parity)
+static uint64_t published(const struct cl_host_queues *queues, uint32_t queue, uint32_t index, uint32_t parity)
 {
-    return atomic_load_explicit(queues->queues[class].places[index].signatures[parity], memory_order_relaxed);
+    return atomic_load_explicit(queues->queues[queue].places[index].signatures[parity], memory_order_relaxed);
 }
 
-/* The class in which a local rank runs the operation of this number, and its signature there; false: the rank is too
+/* The queue in which a local rank runs the operation of this number, and its signature there; false: the rank is too
  * far before or behind it. */
-static bool find(const struct cl_host_queues *queues, uint32_t index, uint64_t number, uint32_t *class,
+static bool find(const struct cl_host_queues *queues, uint32_t index, uint64_t number, uint32_t *queue,
                  uint64_t *signature)
 {
-    for (*class = 0; *class < CL_CLASSES; (*class)++) {
+    for (*queue = 0; *queue < CL_GROUP_QUEUES; (*queue)++) {
         for (uint32_t parity = 0; parity < 2; parity++) {
-            *signature = published(queues, *class, index, parity);
+            *signature = published(queues, *queue, index, parity);
             if (*signature >> HASH_BITS == number)
                 return true;
         }
@@ -136,33 +144,38 @@ static bool find(const struct cl_host_queues *queues, uint32_t index, uint64_t n
     return false;
 }
 
-/* Whether a local rank runs the operation with this signature otherwise, or in another class. */
-static bool differs(const struct cl_host_queues *queues, uint32_t class, uint32_t index, uint64_t signature)
+/* Whether a local rank runs the operation with this signature otherwise, or in another queue. */
+static bool differs(const struct cl_host_queues *queues, uint32_t queue, uint32_t index, uint64_t signature)
 {
     uint32_t theirs;
     uint64_t other;
-    return find(queues, index, signature >> HASH_BITS, &theirs, &other) && (other != signature || theirs != class);
+    return find(queues, index, signature >> HASH_BITS, &theirs, &other) && (other != signature || theirs != queue);
 }
 
-int cl_host_queues_doubt(struct cl_host_queues *queues, uint32_t class, uint32_t index, uint32_t value, uint64_t now_us)
+int cl_host_queues_doubt(struct cl_host_queues *queues, uint32_t queue, uint32_t index, uint32_t value, uint64_t now_us)
 {
     for (uint32_t parity = 0; parity < 2; parity++) {
-        uint64_t own = published(queues, class, queues->self, parity);
-        if (own != 0 && differs(queues, class, index, own))
+        uint64_t own = published(queues, queue, queues->self, parity);
+        if (own != 0 && own != published(queues, queue, index, parity) && differs(queues, queue, index, own))
             return CL_EMISMATCH;
     }
     /* The counter comes second: a rank may have made its last post just before it went. */
     bool gone = atomic_load(&queues->lost[index]) || queues->io->is_gone(queues->io->context, index, now_us);
-    return gone && !cl_host_queue_reached(&queues->queues[class], index, value) ? CL_EPEERLOST : CL_OK;
+    return gone && !cl_host_queue_reached(&queues->queues[queue], index, value) ? CL_EPEERLOST : CL_OK;
 }
 
 bool cl_host_queues_classes(const struct cl_host_queues *queues, uint32_t index, uint32_t *own, uint32_t *theirs)
 {
+    uint32_t queue;
     uint64_t other;
-    for (*own = 0; *own < CL_CLASSES; (*own)++) {
+    for (uint32_t i = 0; i < CL_GROUP_QUEUES; i++) {
+        *own = cl_host_queue_class(i);
         for (uint32_t parity = 0; parity < 2; parity++) {
-            uint64_t signature = published(queues, *own, queues->self, parity);
-            if (signature != 0 && find(queues, index, signature >> HASH_BITS, theirs, &other) && *theirs != *own)
+            uint64_t signature = published(queues, i, queues->self, parity);
+            if (signature == 0 || !find(queues, index, signature >> HASH_BITS, &queue, &other))
+                continue;
+            *theirs = cl_host_queue_class(queue);
+            if (*theirs != *own)
                 return true;
         }
     }

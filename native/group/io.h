@@ -15,11 +15,11 @@ struct cl_group_io {
     void (*wake)(void *context);
     /* Makes this host's threads and engines that wait for a host counter look at their group's state. */
     void (*wake_host)(void *context);
-    /* Raises this rank's host counter of a class and wakes the ranks that wait for it. */
-    void (*post)(void *context, uint32_t class, uint32_t value);
-    /* Asks for a wake-up when local rank `index` posts next in a class. The caller must check that counter once more
+    /* Raises this rank's host counter of a queue and wakes the ranks that wait for it. */
+    void (*post)(void *context, uint32_t queue, uint32_t value);
+    /* Asks for a wake-up when local rank `index` posts next in a queue. The caller must check that counter once more
      * afterwards. */
-    void (*request_bell)(void *context, uint32_t class, uint32_t index);
+    void (*request_bell)(void *context, uint32_t queue, uint32_t index);
     /* Whether local rank `index` has left the group or has been stopped for the peer timeout: it posts no more. */
     bool (*is_gone)(void *context, uint32_t index, uint64_t now_us);
     /* Tells the ranks of this host that the group failed. The first reason stays. */

@@ -21,11 +21,11 @@ enum {
 };
 enum { LINE_BYTES = 128, HEAD_BYTES = 4096, MASKS = CL_HOST_RANKS_MAX / 64 };
 
-/* The state of one rank in one class, on cache lines of its own: written by this rank, read by the others. */
+/* The state of one rank in one queue, on cache lines of its own: written by this rank, read by the others. */
 struct line {
     _Atomic uint32_t counter;
     _Atomic uint16_t sleepers;      /* threads that sleep on the counter */
-    _Atomic uint16_t left;          /* counted in class 0, for all */
+    _Atomic uint16_t left;          /* counted in queue 0, for all */
     _Atomic uint64_t signatures[2]; /* the signatures of the operation that runs, by parity */
     _Atomic uint64_t bells[MASKS];  /* ranks whose bell this rank rings at its next post */
     uint8_t padding[LINE_BYTES - 24 - 8 * MASKS];
@@ -54,7 +54,7 @@ static uint64_t round_up(uint64_t bytes)
 
 static uint64_t lines_bytes(uint32_t ranks)
 {
-    return round_up((uint64_t)ranks * CL_HOST_CLASSES * LINE_BYTES);
+    return round_up((uint64_t)ranks * CL_HOST_QUEUES * LINE_BYTES);
 }
 
 static uint64_t ring_bytes(uint32_t ranks)
@@ -110,9 +110,9 @@ void cl_host_close_fd(int32_t fd)
         close(fd);
 }
 
-static struct line *line_of(struct cl_host *host, uint32_t class, uint32_t rank)
+static struct line *line_of(struct cl_host *host, uint32_t queue, uint32_t rank)
 {
-    return (struct line *)(void *)(host->memory + HEAD_BYTES + ((size_t)rank * CL_HOST_CLASSES + class) * LINE_BYTES);
+    return (struct line *)(void *)(host->memory + HEAD_BYTES + ((size_t)rank * CL_HOST_QUEUES + queue) * LINE_BYTES);
 }
 
 /* Lets the other ranks read this process's memory. */
@@ -171,20 +171,20 @@ void cl_host_unmap(struct cl_host *host)
     free(host);
 }
 
-uint8_t *cl_host_staging(struct cl_host *host, uint32_t class, uint32_t rank, uint32_t parity)
+uint8_t *cl_host_staging(struct cl_host *host, uint32_t class, uint32_t rank, uint32_t half)
 {
-    uint64_t number = 2 * ((uint64_t) class * host->ranks + rank) + parity;
+    uint64_t number = 2 * ((uint64_t) class * host->ranks + rank) + half;
     return host->memory + HEAD_BYTES + lines_bytes(host->ranks) + number * host->staging_bytes;
 }
 
-_Atomic uint32_t *cl_host_counter(struct cl_host *host, uint32_t class, uint32_t rank)
+_Atomic uint32_t *cl_host_counter(struct cl_host *host, uint32_t queue, uint32_t rank)
 {
-    return &line_of(host, class, rank)->counter;
+    return &line_of(host, queue, rank)->counter;
 }
 
-_Atomic uint64_t *cl_host_signature(struct cl_host *host, uint32_t class, uint32_t rank, uint32_t parity)
+_Atomic uint64_t *cl_host_signature(struct cl_host *host, uint32_t queue, uint32_t rank, uint32_t parity)
 {
-    return &line_of(host, class, rank)->signatures[parity];
+    return &line_of(host, queue, rank)->signatures[parity];
 }
 
 static long futex(_Atomic uint32_t *word, int operation, uint32_t value, const struct timespec *timeout)
@@ -219,17 +219,17 @@ static void wake_line(struct cl_host *host, struct line *line)
     ring_bells(host, line);
 }
 
-void cl_host_post(struct cl_host *host, uint32_t class, uint32_t value)
+void cl_host_post(struct cl_host *host, uint32_t queue, uint32_t value)
 {
-    struct line *line = line_of(host, class, host->self);
+    struct line *line = line_of(host, queue, host->self);
     /* Sequentially consistent on both sides: either the sleeper sees the new value, or this rank sees the sleeper. */
     atomic_store(&line->counter, value);
     wake_line(host, line);
 }
 
-void cl_host_sleep(struct cl_host *host, uint32_t class, uint32_t rank, uint32_t value, uint64_t timeout_us)
+void cl_host_sleep(struct cl_host *host, uint32_t queue, uint32_t rank, uint32_t value, uint64_t timeout_us)
 {
-    struct line *line = line_of(host, class, rank);
+    struct line *line = line_of(host, queue, rank);
     struct timespec timeout = {.tv_sec = (time_t)(timeout_us / 1000000u),
                                .tv_nsec = (long)(timeout_us % 1000000u) * 1000};
     atomic_fetch_add(&line->sleepers, 1);
@@ -239,17 +239,17 @@ void cl_host_sleep(struct cl_host *host, uint32_t class, uint32_t rank, uint32_t
     atomic_fetch_sub(&line->sleepers, 1);
 }
 
-void cl_host_request_bell(struct cl_host *host, uint32_t class, uint32_t rank)
+void cl_host_request_bell(struct cl_host *host, uint32_t queue, uint32_t rank)
 {
-    atomic_fetch_or(&line_of(host, class, rank)->bells[host->self / 64], (uint64_t)1 << (host->self % 64));
+    atomic_fetch_or(&line_of(host, queue, rank)->bells[host->self / 64], (uint64_t)1 << (host->self % 64));
     atomic_thread_fence(memory_order_seq_cst); /* the caller must not read the counter before this */
 }
 
-/* Wakes those that wait for a rank, in any class. */
+/* Wakes those that wait for a rank, in any queue. */
 static void wake_rank(struct cl_host *host, uint32_t rank)
 {
-    for (uint32_t class = 0; class < CL_HOST_CLASSES; class ++)
-        wake_line(host, line_of(host, class, rank));
+    for (uint32_t queue = 0; queue < CL_HOST_QUEUES; queue++)
+        wake_line(host, line_of(host, queue, rank));
 }
 
 void *cl_host_ring(struct cl_host *host, uint32_t from, uint32_t to)

@@ -1,11 +1,12 @@
 /*
  * Host: the memory that the ranks of one host share, with the counters by which they wait for each other.
  *
- * The region holds, per rank and class of service, one line with a counter and two halves of staging. A rank raises its
- * counter when data in its staging is ready, or when it has read the staging of others. Other ranks write to its line
- * only to ask for a wake-up. Staging costs memory only once it was used: a class without operations has addresses,
- * 2 * staging_bytes per rank, and no pages. Waiting threads sleep on the counter itself (futex). An engine thread,
- * which must also watch its sockets, asks for its bell instead (os/bell.h).
+ * The region holds, per rank and class of service, two halves of staging, and two lines with a counter each: operations
+ * of a class may form two queues (group/host_queue.h). A rank raises its counter when data in its staging is ready, or
+ * when it has read the staging of others. Other ranks write to its line only to ask for a wake-up. Staging costs memory
+ * only once it was used: a class without operations has addresses, 2 * staging_bytes per rank, and no pages. Waiting
+ * threads sleep on the counter itself (futex). An engine thread, which must also watch its sockets, asks for its bell
+ * instead (os/bell.h).
  *
  * For messages the region holds a ring per ordered pair of ranks (group/ring.h) and a doorbell per rank. Memory that
  * nobody has touched costs addresses only.
@@ -22,7 +23,12 @@
 #include "os/bell.h"
 #include "os/doorbell.h"
 
-enum { CL_HOST_RANKS_MAX = 256, CL_HOST_CLASSES = 8, CL_HOST_RING_HEAD_BYTES = 4096 };
+enum {
+    CL_HOST_RANKS_MAX = 256,
+    CL_HOST_CLASSES = 8,
+    CL_HOST_QUEUES = 2 * CL_HOST_CLASSES, /* those of a class follow each other */
+    CL_HOST_RING_HEAD_BYTES = 4096,
+};
 
 struct cl_host;
 
@@ -32,20 +38,20 @@ int cl_host_map(int fd, uint32_t ranks, uint32_t self, uint64_t staging_bytes, c
                 const struct cl_bell *bell, struct cl_host **host);
 void cl_host_unmap(struct cl_host *host);
 
-/* The memory in which `rank` stages operations of this class and parity (0 or 1). */
-uint8_t *cl_host_staging(struct cl_host *host, uint32_t class, uint32_t rank, uint32_t parity);
-_Atomic uint32_t *cl_host_counter(struct cl_host *host, uint32_t class, uint32_t rank);
-/* The signature of the operation that `rank` runs in that half of its staging; `rank` writes it before its first post.
- */
-_Atomic uint64_t *cl_host_signature(struct cl_host *host, uint32_t class, uint32_t rank, uint32_t parity);
+/* The half (0 or 1) of the memory in which `rank` stages operations of this class. */
+uint8_t *cl_host_staging(struct cl_host *host, uint32_t class, uint32_t rank, uint32_t half);
+_Atomic uint32_t *cl_host_counter(struct cl_host *host, uint32_t queue, uint32_t rank);
+/* The signature of the operation of this parity (0 or 1) that `rank` runs in a queue; `rank` writes it before its first
+ * post. */
+_Atomic uint64_t *cl_host_signature(struct cl_host *host, uint32_t queue, uint32_t rank, uint32_t parity);
 
-/* Raises this rank's counter of a class and wakes the ranks that wait for it. */
-void cl_host_post(struct cl_host *host, uint32_t class, uint32_t value);
+/* Raises this rank's counter of a queue and wakes the ranks that wait for it. */
+void cl_host_post(struct cl_host *host, uint32_t queue, uint32_t value);
 /* Sleeps until that counter of `rank` reaches `value`, a wake-up comes, or timeout_us passed. May return early. */
-void cl_host_sleep(struct cl_host *host, uint32_t class, uint32_t rank, uint32_t value, uint64_t timeout_us);
-/* Asks `rank` to ring this rank's bell at its next post in a class. The caller must check the counter once more
+void cl_host_sleep(struct cl_host *host, uint32_t queue, uint32_t rank, uint32_t value, uint64_t timeout_us);
+/* Asks `rank` to ring this rank's bell at its next post in a queue. The caller must check the counter once more
  * afterwards. */
-void cl_host_request_bell(struct cl_host *host, uint32_t class, uint32_t rank);
+void cl_host_request_bell(struct cl_host *host, uint32_t queue, uint32_t rank);
 
 /* Memory for messages from one rank to another: a head, and bytes of data (a power of two). Zero at first. */
 void *cl_host_ring(struct cl_host *host, uint32_t from, uint32_t to);

@@ -362,7 +362,7 @@ static bool start_step(struct cl_executor *executor, uint32_t index, uint64_t no
         scale(executor, step);
         return true;
     case CL_POST:
-        executor->host.post(executor->host.context, executor->host.class, executor->host.base + step->message);
+        executor->host.post(executor->host.context, executor->host.queue, executor->host.base + step->message);
         return true;
     case CL_TELL:
         target = address(executor, CL_STAGING, step->peer, step->target_offset);

@@ -12,7 +12,7 @@
 #include "plan/plan.h"
 #include "protocol/endpoint.h"
 
-/* The memory of one rank that the ranks of its host share, for operations of one class. */
+/* The memory of one rank that the ranks of its host share, for operations of one queue. */
 struct cl_host_place {
     _Atomic uint32_t *counter;       /* the host counter */
     uint8_t *staging[2];             /* by the operation's parity */
@@ -26,8 +26,8 @@ struct cl_host_view {
     uint32_t parity;                    /* of this operation */
     uint64_t signature;                 /* likewise */
     uint32_t base;  /* value of the counters at the start of the operation: POST and AWAIT count from it */
-    uint32_t class; /* given to `post`, which publishes this rank's counter and wakes the ranks that wait */
-    void (*post)(void *context, uint32_t class, uint32_t value);
+    uint32_t queue; /* given to `post`, which publishes this rank's counter and wakes the ranks that wait */
+    void (*post)(void *context, uint32_t queue, uint32_t value);
     void *context;
 };
 

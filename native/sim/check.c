@@ -318,26 +318,26 @@ static void check_path(struct sim_world *world, struct sim_rank *rank, const str
                        datagram->peer);
 }
 
-/* In the memory of the host, no class waits for another: the first operation of each runs once its gate is open. */
+/* In the memory of the host, no queue waits for another: the first operation of each runs once its gate is open. */
 static void check_queues(struct sim_world *world, const struct sim_rank *rank)
 {
     if (rank->busy || rank->first_open == rank->next_call)
         return;
-    uint8_t *seen = sim_new(world->scenario->group_count, sizeof *seen);
+    uint16_t *seen = sim_new(world->scenario->group_count, sizeof *seen);
     for (uint32_t call = rank->first_open; call < rank->next_call; call++) {
         const struct sim_operation *operation = &rank->operations[call];
         if (operation->state != SIM_IN_FLIGHT || !operation->operation.plan->uses_host)
             continue;
         const struct cl_group *group = &operation->member->group;
-        uint8_t *classes = &seen[world->scenario->calls[call].group],
-                bit = (uint8_t)(1u << operation->operation.turn.class);
+        uint16_t *queues = &seen[world->scenario->calls[call].group],
+                 bit = (uint16_t)(1u << operation->operation.turn.queue);
         uint32_t behind;
-        if (*classes & bit || operation->called_ns == sim_world_now_ns(world)) /* that one is yet to be looked at */
+        if (*queues & bit || operation->called_ns == sim_world_now_ns(world)) /* that one is yet to be looked at */
             continue;
-        *classes |= bit;
+        *queues |= bit;
         if (operation->operation.executor == NULL && group->status == CL_OK &&
             cl_host_queues_gate_is_open(&group->host_queues, &operation->operation.turn, &behind))
-            sim_world_fail(world, "rank %u does not run call %u, though no other of its class is before it", rank->id,
+            sim_world_fail(world, "rank %u does not run call %u, though no other of its queue is before it", rank->id,
                            call);
     }
     free(seen);

@@ -4,16 +4,18 @@
 
 #include "sim/memory.h"
 
-static void furnish(struct sim_host_class *of_class, uint32_t local_count, uint64_t staging_bytes, bool used)
+static void furnish(struct sim_host_queue *queue, uint32_t local_count)
 {
-    of_class->counters = sim_new(local_count, sizeof *of_class->counters);
-    of_class->signatures = sim_new(2 * (size_t)local_count, sizeof *of_class->signatures);
-    of_class->bells = sim_new((size_t)local_count * local_count, sizeof *of_class->bells);
-    if (!used)
-        return;
-    of_class->staging = sim_new(2 * (size_t)local_count, staging_bytes);
-    /* bytes nobody wrote must not look right */
-    memset(of_class->staging, 0xA5, 2 * (size_t)local_count * staging_bytes);
+    queue->counters = sim_new(local_count, sizeof *queue->counters);
+    queue->signatures = sim_new(2 * (size_t)local_count, sizeof *queue->signatures);
+    queue->bells = sim_new((size_t)local_count * local_count, sizeof *queue->bells);
+}
+
+static uint8_t *new_staging(uint32_t local_count, uint64_t staging_bytes)
+{
+    uint8_t *staging = sim_new(2 * (size_t)local_count, staging_bytes);
+    memset(staging, 0xA5, 2 * (size_t)local_count * staging_bytes); /* bytes nobody wrote must not look right */
+    return staging;
 }
 
 void sim_host_init(struct sim_host *host, uint32_t local_count, uint64_t staging_bytes, uint8_t classes)
@@ -22,8 +24,10 @@ void sim_host_init(struct sim_host *host, uint32_t local_count, uint64_t staging
     host->local = sim_new(local_count, sizeof *host->local);
     host->members = sim_new(local_count, sizeof *host->members);
     host->left = sim_new(local_count, sizeof *host->left);
+    for (uint32_t queue = 0; queue < CL_GROUP_QUEUES; queue++)
+        furnish(&host->queues[queue], local_count);
     for (uint32_t class = 0; class < CL_CLASSES; class ++)
-        furnish(&host->classes[class], local_count, staging_bytes, classes >> class & 1);
+        host->staging[class] = classes >> class & 1 ? new_staging(local_count, staging_bytes) : NULL;
     host->requests = sim_new(local_count, sizeof *host->requests);
     host->listens = sim_new(local_count, sizeof *host->listens);
     size_t rings_bytes = (size_t)local_count * local_count * SIM_RING_BYTES;
@@ -36,12 +40,13 @@ void sim_host_free(struct sim_host *host)
     free(host->local);
     free(host->members);
     free(host->left);
-    for (uint32_t class = 0; class < CL_CLASSES; class ++) {
-        free(host->classes[class].counters);
-        free(host->classes[class].signatures);
-        free(host->classes[class].bells);
-        free(host->classes[class].staging);
+    for (uint32_t queue = 0; queue < CL_GROUP_QUEUES; queue++) {
+        free(host->queues[queue].counters);
+        free(host->queues[queue].signatures);
+        free(host->queues[queue].bells);
     }
+    for (uint32_t class = 0; class < CL_CLASSES; class ++)
+        free(host->staging[class]);
     free(host->requests);
     free(host->listens);
     free(host->rings);
@@ -64,25 +69,25 @@ static void wake_host(void *context)
     }
 }
 
-static void post(void *context, uint32_t class, uint32_t value)
+static void post(void *context, uint32_t queue, uint32_t value)
 {
     const struct sim_member *member = context;
     struct sim_host *host = member->host;
     uint32_t self = member->group.host_queues.self;
-    atomic_store(&host->classes[class].counters[self], value);
+    atomic_store(&host->queues[queue].counters[self], value);
     for (uint32_t i = 0; i < host->local_count; i++) {
-        bool *bell = &host->classes[class].bells[self * host->local_count + i];
+        bool *bell = &host->queues[queue].bells[self * host->local_count + i];
         if (*bell && host->members[i] != NULL && host->members[i]->ring != NULL)
             host->members[i]->ring(host->members[i]);
         *bell = false;
     }
 }
 
-static void request_bell(void *context, uint32_t class, uint32_t index)
+static void request_bell(void *context, uint32_t queue, uint32_t index)
 {
     const struct sim_member *member = context;
     const struct sim_host *host = member->host;
-    host->classes[class].bells[index * host->local_count + member->group.host_queues.self] = true;
+    host->queues[queue].bells[index * host->local_count + member->group.host_queues.self] = true;
 }
 
 /* A dead rank is reported by cl_group_peer_died; stopping a rank of one's own host is not simulated. */
@@ -151,16 +156,17 @@ void sim_member_open(struct sim_member *member, struct sim_rank *rank, struct si
     if (cl_group_init(&member->group, options, endpoint, &io) != CL_OK)
         sim_memory(NULL);
     host->members[member->group.host_queues.self] = member;
-    for (uint32_t class = 0; class < CL_CLASSES; class ++) {
-        const struct sim_host_class *of_class = &host->classes[class];
+    for (uint32_t queue = 0; queue < CL_GROUP_QUEUES; queue++) {
+        const struct sim_host_queue *of_queue = &host->queues[queue];
+        uint8_t *staging = host->staging[cl_host_queue_class(queue)];
         for (uint32_t i = 0; i < host->local_count; i++) {
-            struct cl_host_place place = {.counter = &of_class->counters[i]};
+            struct cl_host_place place = {.counter = &of_queue->counters[i]};
             for (uint32_t parity = 0; parity < 2; parity++) {
-                if (of_class->staging != NULL)
-                    place.staging[parity] = of_class->staging + (2 * i + parity) * host->staging_bytes;
-                place.signatures[parity] = &of_class->signatures[2 * i + parity];
+                if (staging != NULL)
+                    place.staging[parity] = staging + (2 * i + cl_host_queue_half(queue, parity)) * host->staging_bytes;
+                place.signatures[parity] = &of_queue->signatures[2 * i + parity];
             }
-            cl_host_queues_map(&member->group.host_queues, class, i, &place);
+            cl_host_queues_map(&member->group.host_queues, queue, i, &place);
         }
     }
     uint32_t self = member->group.host_queues.self;

@@ -1,6 +1,6 @@
 /*
- * Host: what the ranks of one host share in one group (os/host.h): by class, counters, signatures, two halves of
- * staging each, bells; and rings for messages. A member is one rank's part of the group: the production group of
+ * Host: what the ranks of one host share in one group (os/host.h): by queue, counters, signatures and bells; by class,
+ * two halves of staging each; and rings for messages. A member is one rank's part of the group: the production group of
  * native/group/ in virtual surroundings.
  */
 #ifndef CL_SIM_HOST_H
@@ -35,12 +35,12 @@ struct sim_host {
     uint32_t *local; /* group ranks, ascending */
     struct sim_member **members;
     bool *left;
-    struct sim_host_class {
+    struct sim_host_queue {
         _Atomic uint32_t *counters;
-        _Atomic uint64_t *signatures; /* of each rank, two: of the operation in each half of its staging */
+        _Atomic uint64_t *signatures; /* of each rank, two: of its operations, by parity */
         bool *bells;                  /* [poster * local_count + waiter]: wake the waiter at the next post */
-        uint8_t *staging;             /* of each rank, two halves; NULL in classes without operations */
-    } classes[CL_CLASSES];
+    } queues[CL_GROUP_QUEUES];
+    uint8_t *staging[CL_CLASSES]; /* of each rank, two halves; NULL in classes without operations */
     uint64_t staging_bytes;
     /* messages */
     _Atomic uint32_t *requests;

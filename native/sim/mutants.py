@@ -49,6 +49,18 @@ MUTANTS = (
         "",
     ),
     Mutant(
+        "give both queues of a class the same half of its staging",
+        "group/host_queue.h",
+        "return (queue & 1) | parity;",
+        "return parity + 0 * queue;",
+    ),
+    Mutant(
+        "begin an operation before the one before it in its queue has ended",
+        "group/host_queue.c",
+        "queues->pairs ? queue->base : queue->previous_base",
+        "queue->previous_base",
+    ),
+    Mutant(
         "deliver duplicates twice",
         "protocol/message.c",
         "if (message->arrived[packet / 64] & bit)",
@@ -234,14 +246,14 @@ MUTANTS = (
     Mutant(
         "do not wait until the others have left the staging",
         "group/host_queue.c",
-        "turn->gate = queue->previous_base;",
-        "turn->gate = queue->previous_base - posts;",
+        "queue->base : queue->previous_base;",
+        "queue->base : queue->previous_base - posts;",
     ),
     Mutant(
         "use one half of the staging only",
         "group/host_queue.c",
-        "turn->parity = queue->operations++ & 1;",
-        "turn->parity = queue->operations++ & 0;",
+        "0 : queue->operations & 1;",
+        "0 : queue->operations & 0;",
     ),
     Mutant(
         "give two operations the same counter values",

@@ -133,7 +133,7 @@ static struct cl_host_view view_of(struct host *host, uint32_t base)
                                  .index = index,
                                  .parity = 1,
                                  .base = base,
-                                 .class = 5,
+                                 .queue = 5,
                                  .post = note_post,
                                  .context = host};
 }

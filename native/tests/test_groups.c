@@ -124,7 +124,7 @@ TEST(test_a_rank_that_aborts_and_leaves_is_not_lost)
     open_town();
     struct cl_group *group = &town->members[0][0].group;
     group->io.is_gone = leaves_now;
-    struct cl_operation operation = {.turn = {.class = 4, .gate = 1}}; /* nobody has come to its gate */
+    struct cl_operation operation = {.turn = {.queue = 8, .gate = 1}}; /* nobody has come to its gate */
     CHECK_EQ(cl_group_check_host(group, &operation, 0, UINT64_MAX), CL_EABORTED);
     close_town();
 }

@@ -6,7 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { CLASS = 4 /* of the calls of a team */ };
+enum { CLASS = 4 /* of the calls of a team */, QUEUE = 2 * CLASS };
 
 /* Both 32-bit counters of a group's order pass zero in the middle. */
 TEST(test_counters_wrap)
@@ -16,7 +16,7 @@ TEST(test_counters_wrap)
     struct job jobs[2];
     for (uint32_t rank = 0; rank < 2; rank++) {
         struct cl_group *group = team.groups[rank];
-        struct cl_host_queue *queue = &group->host_queues.queues[CLASS];
+        struct cl_host_queue *queue = &group->host_queues.queues[QUEUE];
         group->sequence = UINT32_MAX - 10;
         queue->base = queue->previous_base = UINT32_MAX - 20;
         atomic_store(queue->places[rank].counter, UINT32_MAX - 20);
@@ -24,7 +24,7 @@ TEST(test_counters_wrap)
             (struct job){.team = &team, .rank = rank, .rounds = 30, .submit_every = 2, .timeout_us = PATIENCE_US};
     }
     run_jobs(jobs, 2);
-    CHECK(team.groups[0]->host_queues.queues[CLASS].base < 100);
+    CHECK(team.groups[0]->host_queues.queues[QUEUE].base < 100);
 }
 
 /* A host operation waits for its turn, and the turn comes while the engine is about to sleep. */
@@ -40,14 +40,14 @@ TEST(test_a_turn_that_comes_late)
     CHECK_EQ(cl_group_request(group, &operation, &request, cl_now_us()), CL_OK);
     uint64_t deadline_us = UINT64_MAX;
     pthread_mutex_lock(&world.engines[0]->core);
-    group->host_flight[operation.turn.class].first =
+    group->host_flight[operation.turn.queue].first =
         &operation; /* as if just looked at, and not yet allowed to start */
     CHECK(!cl_group_arm_bells(group, cl_now_us(), &deadline_us));
-    atomic_bool *taken = &group->host_queues.queues[operation.turn.class].taken;
+    atomic_bool *taken = &group->host_queues.queues[operation.turn.queue].taken;
     atomic_store(taken, true); /* a calling thread is before it, and wakes the engine when it leaves */
     CHECK(cl_group_arm_bells(group, cl_now_us(), &deadline_us));
     atomic_store(taken, false);
-    group->host_flight[operation.turn.class].first = NULL;
+    group->host_flight[operation.turn.queue].first = NULL;
     pthread_mutex_unlock(&world.engines[0]->core);
     cl_operation_free(&operation);
 }
@@ -96,7 +96,7 @@ TEST(test_close_under_a_caller)
         SCOPED_TEAM team = open_team(&world, 1, true);
         struct job caller = {.team = &team, .rank = 0, .rounds = 1, .expected = CL_ECLOSED, .timeout_us = PATIENCE_US};
         pthread_create(&caller.thread, NULL, work, &caller);
-        while (!atomic_load(&team.groups[0]->host_queues.queues[CLASS].taken)) {
+        while (!atomic_load(&team.groups[0]->host_queues.queues[QUEUE].taken)) {
         }
         cl_group_close(team.groups[0]);
         team.groups[0] = NULL;
@@ -207,8 +207,9 @@ TEST(test_a_death_behind_a_late_rank)
 
 enum { ENDS_MAX = 8, PARTS = 60, EXCHANGES = 30, PIECES = 16, PIECE = CL_WORK_BUDGET_BESIDE_BYTES / 2 };
 
-/* Two ranks of one host in virtual surroundings. */
+/* Two ranks of one host in virtual surroundings, and perhaps others elsewhere. */
 struct pair {
+    uint32_t size; /* of their group */
     struct sim_host host;
     struct sim_member members[2];
     struct cl_groups groups[2];
@@ -233,19 +234,25 @@ static void note_end(void *context, struct cl_operation *operation, int status)
     pair->statuses[rank][pair->end_count[rank]++] = status;
 }
 
-static void open_pair(void)
+static void open_pair_of(uint32_t size)
 {
-    static const uint16_t peers[] = {0, 1};
+    static const uint16_t peers[] = {0, 1, 2};
     pair = calloc(1, sizeof *pair);
+    pair->size = size;
     sim_host_init(&pair->host, 2, STAGING, UINT8_MAX);
     pair->host.local[1] = 1;
     for (uint32_t rank = 0; rank < 2; rank++) {
         struct cl_group_options options = {
-            .id = 1, .rank = rank, .size = 2, .peers = peers, .local = pair->host.local, .local_count = 2};
+            .id = 1, .rank = rank, .size = size, .peers = peers, .local = pair->host.local, .local_count = 2};
         struct cl_group_io io = {.wake = call, .ended = note_end};
         sim_member_open(&pair->members[rank], NULL, &pair->host, &options, NULL, io);
         cl_groups_add(&pair->groups[rank], &pair->members[rank].group);
     }
+}
+
+static void open_pair(void)
+{
+    open_pair_of(2);
 }
 
 static void close_pair(void)
@@ -259,7 +266,7 @@ static void close_pair(void)
 /* Takes `exchanges` posts, each after the other rank's previous one. */
 static cl_plan *plan_of_exchanges(uint32_t rank, uint32_t exchanges)
 {
-    struct draft draft = {.rank = rank, .world_size = 2};
+    struct draft draft = {.rank = rank, .world_size = pair->size};
     uint32_t last = DRAFT_NONE;
     for (uint32_t i = 1; i <= exchanges; i++) {
         last = draft_add(&draft, (struct cl_step){.kind = CL_POST, .peer = rank, .message = i}, last);
@@ -271,8 +278,10 @@ static cl_plan *plan_of_exchanges(uint32_t rank, uint32_t exchanges)
 /* Copies PARTS times a whole budget, and waits for nobody. */
 static cl_plan *plan_of_copies(uint32_t rank)
 {
-    struct draft draft = {
-        .rank = rank, .world_size = 2, .input_bytes = CL_WORK_BUDGET_BYTES, .output_bytes = CL_WORK_BUDGET_BYTES};
+    struct draft draft = {.rank = rank,
+                          .world_size = pair->size,
+                          .input_bytes = CL_WORK_BUDGET_BYTES,
+                          .output_bytes = CL_WORK_BUDGET_BYTES};
     uint32_t last = draft_add(&draft, (struct cl_step){.kind = CL_POST, .peer = rank, .message = 1}, DRAFT_NONE);
     for (uint32_t i = 0; i < PARTS; i++)
         last = draft_add(
@@ -344,6 +353,53 @@ TEST(test_urgent_overtakes)
             CHECK_EQ(pair->statuses[rank][i], CL_OK);
         }
     }
+    free_operations(operations, COUNT);
+    close_pair();
+}
+
+/* In a group of several hosts two operations of a class run at once: the third one waits for the first. */
+TEST(test_operations_of_several_hosts_overlap)
+{
+    enum { LONG, SHORT, THIRD, COUNT };
+    struct cl_operation operations[COUNT][2];
+    open_pair_of(3);
+    start_exchanges(operations[LONG], CLASS, EXCHANGES);
+    start_exchanges(operations[SHORT], CLASS, 1);
+    start_exchanges(operations[THIRD], CLASS, 1);
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        CHECK_EQ(operations[LONG][rank].turn.queue, QUEUE);
+        CHECK_EQ(operations[SHORT][rank].turn.queue, QUEUE + 1);
+        CHECK_EQ(operations[THIRD][rank].turn.queue, QUEUE);
+    }
+    for (int i = 0; i < 3; i++)
+        progress(0, 0), progress(1, 0);
+    CHECK_EQ(pair->end_count[0], 1);
+    for (int i = 0; i < EXCHANGES + 5; i++)
+        progress(0, 0), progress(1, 0);
+    static const uint32_t order[] = {SHORT, LONG, THIRD};
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        CHECK_EQ(pair->end_count[rank], COUNT);
+        for (uint32_t i = 0; i < COUNT; i++)
+            CHECK(pair->ends[rank][i] == &operations[order[i]][rank]);
+    }
+    free_operations(operations, COUNT);
+    close_pair();
+}
+
+/* Of two queues of a class, that with the older operation goes first. */
+TEST(test_older_operation_goes_first)
+{
+    enum { FIRST, OLDER, YOUNGER, COUNT };
+    struct cl_operation operations[COUNT][2];
+    open_pair_of(3);
+    start_exchanges(operations[FIRST], CLASS, 1);
+    for (uint32_t i = OLDER; i < COUNT; i++) /* YOUNGER in the queue of FIRST, which comes first otherwise */
+        for (uint32_t rank = 0; rank < 2; rank++)
+            start(&operations[i][rank], rank, plan_of_copies(rank), CLASS, 0);
+    for (int turn = 0; turn < 3 * PARTS; turn++)
+        progress(0, 0), progress(1, 0);
+    for (uint32_t i = 0; i < COUNT; i++)
+        CHECK(pair->ends[0][i] == &operations[i][0]);
     free_operations(operations, COUNT);
     close_pair();
 }
@@ -445,32 +501,43 @@ TEST(test_urgent_group_goes_first)
     close_pair();
 }
 
-/* Ranks that call the same operation in different classes wait in different queues. */
-TEST(test_classes_that_differ)
+/* Ranks that call the same operation in different classes wait in different queues. `warm`: operations before that
+ * agree, of either class. */
+static void differ_in_classes(uint32_t size, uint32_t warm)
 {
-    for (uint32_t warm = 0; warm < 3; warm++) { /* operations before that agree, of either class */
-        enum { COUNT = 4 };
-        struct cl_operation operations[COUNT][2];
-        open_pair();
-        for (uint32_t i = 0; i < warm; i++) {
-            start_exchanges(operations[1 + i], 2 + 3 * i, 1);
-            for (int turn = 0; turn < 3; turn++)
-                progress(0, 0), progress(1, 0);
-        }
-        CHECK_EQ(pair->end_count[0], warm);
-        start(&operations[0][0], 0, plan_of_exchanges(0, 1), 2, 0);
-        start(&operations[0][1], 1, plan_of_exchanges(1, 1), 5, 0);
+    enum { COUNT = 4 };
+    struct cl_operation operations[COUNT][2];
+    open_pair_of(size);
+    for (uint32_t i = 0; i < warm; i++) {
+        start_exchanges(operations[1 + i], 2 + 3 * i, 1);
         for (int turn = 0; turn < 3; turn++)
             progress(0, 0), progress(1, 0);
-        for (uint32_t rank = 0; rank < 2; rank++) {
-            CHECK_EQ(pair->end_count[rank], warm + 1);
-            CHECK_EQ(pair->statuses[rank][warm], CL_EMISMATCH);
-            CHECK_EQ(atomic_load(&pair->members[rank].group.status), CL_EMISMATCH);
-            CHECK(atomic_load(&pair->members[rank].group.culprit) < 2);
-        }
-        free_operations(operations, 1 + warm);
-        close_pair();
     }
+    CHECK_EQ(pair->end_count[0], warm);
+    start(&operations[0][0], 0, plan_of_exchanges(0, 1), 2, 0);
+    start(&operations[0][1], 1, plan_of_exchanges(1, 1), 5, 0);
+    for (int turn = 0; turn < 3; turn++)
+        progress(0, 0), progress(1, 0);
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        struct cl_group *group = &pair->members[rank].group;
+        uint32_t own, theirs;
+        CHECK_EQ(pair->end_count[rank], warm + 1);
+        CHECK_EQ(pair->statuses[rank][warm], CL_EMISMATCH);
+        CHECK_EQ(atomic_load(&group->status), CL_EMISMATCH);
+        CHECK(atomic_load(&group->culprit) < 2);
+        CHECK(cl_host_queues_classes(&group->host_queues, 1 - rank, &own, &theirs));
+        CHECK_EQ(own, rank == 0 ? 2 : 5);
+        CHECK_EQ(theirs, rank == 0 ? 5 : 2);
+    }
+    free_operations(operations, 1 + warm);
+    close_pair();
+}
+
+TEST(test_classes_that_differ)
+{
+    for (uint32_t size = 2; size <= 3; size++)
+        for (uint32_t warm = 0; warm < 3; warm++)
+            differ_in_classes(size, warm);
 }
 
 static void check_times(const struct cl_operation *operation, uint64_t submitted_us, uint64_t first_us,
@@ -536,8 +603,8 @@ static void end_queues(int reason)
     CHECK_EQ(pair->end_count[0], COUNT);
     for (uint32_t i = 0; i < COUNT; i++)
         CHECK_EQ(pair->statuses[0][i], reason);
-    for (uint32_t class = 0; class < CL_CLASSES; class ++)
-        CHECK_EQ(atomic_load(&group->host_queues.queues[class].queued), 0);
+    for (uint32_t queue = 0; queue < CL_GROUP_QUEUES; queue++)
+        CHECK_EQ(atomic_load(&group->host_queues.queues[queue].queued), 0);
     for (uint32_t i = 0; i < COUNT; i++)
         cl_operation_free(&operations[i][0]);
     close_pair();
@@ -611,7 +678,7 @@ TEST(test_callers_of_two_classes)
     SCOPED_TEAM team = open_team(&world, 1, true);
     struct job waiting = {.team = &team, .rank = 0, .rounds = 1, .timeout_us = PATIENCE_US};
     pthread_create(&waiting.thread, NULL, work, &waiting);
-    while (!atomic_load(&team.groups[0]->host_queues.queues[CLASS].taken)) {
+    while (!atomic_load(&team.groups[0]->host_queues.queues[QUEUE].taken)) {
     }
     struct call *calls[] = {NULL, make_call(1, 1), make_call(2, 1)};
     cl_operation *first[3], *second[3];
@@ -621,7 +688,7 @@ TEST(test_callers_of_two_classes)
         struct cl_operation_request request = {.plan = plan, .dtype = CL_U8, .timeout_us = PATIENCE_US};
         if (self == 0) {
             CHECK_EQ(cl_run(team.groups[0], &request), CL_OK);
-            CHECK(atomic_load(&team.groups[0]->host_queues.queues[CLASS].taken));
+            CHECK(atomic_load(&team.groups[0]->host_queues.queues[QUEUE].taken));
             continue;
         }
         CHECK_EQ(submit_call(&team, self, calls[self], PATIENCE_US, &first[self]), CL_OK);
