@@ -52,7 +52,7 @@ class Case:
 
     title: str
     kind: str = ""
-    arguments: tuple[tuple[str, float], ...] = ()
+    arguments: tuple[tuple[str, float | str], ...] = ()
     ranks: int = 2
     environ: tuple[tuple[str, str], ...] = ()
     scenario: str = ""

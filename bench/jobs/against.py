@@ -1,4 +1,5 @@
-"""The measured ranks of bench/against.py: they use torch.distributed alone, so that they run on any commit's package.
+"""The measured ranks of bench/against.py: they use torch.distributed and the hook alone, so that they run on any
+commit's package.
 
     python bench/jobs/against.py TREE                   serves requests from its standard input, on loopback
     python bench/jobs/against.py TREE REQUEST           one rank of an emulated network
@@ -102,10 +103,12 @@ def layers(width: int, count: int) -> nn.Sequential:
     return nn.Sequential(*(nn.Sequential(nn.Linear(width, width), nn.ReLU()) for _ in range(count)))
 
 
-def ddp(join: Join, width: int, iters: int, warmup: int) -> Found:
-    """A step of DDP: 8 layers of width x width, float32."""
+def ddp(join: Join, width: int, iters: int, warmup: int, codec: str = "") -> Found:
+    """A step of DDP: 8 layers of width x width, float32. With a codec, by the hook."""
     join()
     model = DistributedDataParallel(layers(width, 8), bucket_cap_mb=1)
+    if codec:
+        model.register_comm_hook(commlayer.HookState(commlayer.Policy(codec=codec)), commlayer.allreduce_hook)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     values = torch.randn(8, width)
 
