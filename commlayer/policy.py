@@ -101,10 +101,10 @@ class Policy:
         str,
         _CODEC,
         "representation of gradients between hosts, in the hook and in `compress_fsdp`. `f16` and `bf16` add up in "
-        "float32. `int8` sends 1.03 bytes per value. `int4-int8` sends contributions in 4 bits and sums in 8. `int4` "
-        "sends both in 4 bits and keeps rounding errors for the next step. `sign` sends 1 bit and keeps them, too; not "
-        "for Adam. `powersgd:RANK` sends factors of matrices, `topk:SHARE` the largest values. `auto` measures and "
-        "chooses, in the hook. See [compression.md](compression.md)",
+        "float32. `int8` sends 1.03 bytes per value. `int4-int8` sends contributions in 4 bits and sums in 8; two "
+        "hosts send no sums. `int4` sends both in 4 bits and keeps rounding errors for the next step. `sign` sends 1"
+        " bit and keeps them, too; not for Adam. `powersgd:RANK` sends factors of matrices, `topk:SHARE` the largest"
+        " values. `auto` measures and chooses, in the hook. See [compression.md](compression.md)",
     ] = "none"
     exact_steps: Annotated[
         int,

@@ -128,7 +128,7 @@ class _Exchange:
         """All-reduces the one range; returns the steps after which OUTPUT has it.
 
         This rank's own contribution is in INPUT after the steps `after`. It counts as encoded here, too, so that both
-        members add the same two numbers; the sum of two does not depend on their order.
+        members add the same two numbers. The sum of two does not depend on their order (but for which NaN it is).
         """
         b, (whole,) = self.b, ranges
         if not whole.length:

@@ -49,7 +49,7 @@ class Settings:
     keep_errors: bool = False
     """INPUT keeps rounding errors and lost values of `codecs`: see `Plan.kept`."""
     keep_sums: bool = True
-    """With `keep_errors`, the owner of a shard keeps the error of its sum, too."""
+    """With `keep_errors`, the owner of a shard, if it encodes sums, keeps the error of its sum, too."""
 
     weights: tuple[int, ...] = ()
     """Weights of the hosts, in their order: the shards of an all-reduce between hosts are in their proportion. A host

@@ -83,9 +83,11 @@ int cl_run(cl_group *group, const struct cl_operation_request *request)
     struct cl_member *member = cl_member_of(group);
     struct cl_operation *operation = &submission->operation;
     pthread_mutex_lock(&member->submitting);
-    uint32_t class = cl_class_within_host(operation->qos.priority);
-    struct cl_host_queue *queue = &group->host_queues.queues[cl_host_queues_next(&group->host_queues, class)];
-    bool here = operation->plan->network_steps == 0 && cl_host_queue_enter(queue);
+    struct cl_host_queue *queue =
+        operation->plan->network_steps == 0
+            ? cl_host_queues_enter(&group->host_queues, cl_class_within_host(operation->qos.priority))
+            : NULL;
+    bool here = queue != NULL;
     if (here)
         cl_group_order(group, operation);
     pthread_mutex_unlock(&member->submitting);

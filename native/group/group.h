@@ -2,7 +2,7 @@
  * Group: one rank's part of a communicator: the order of its operations, which of them run, and how it fails.
  *
  * Operations that need packets run in cl_group_progress, any number at a time; of those that touch the host's shared
- * memory one per class at a time, in the order of submission (host_queue.h), the most urgent class first.
+ * memory one per queue at a time, in the order of submission (host_queue.h), the most urgent class first.
  *
  * All ranks must submit the same operations in the same order. Each operation carries a signature of everything that
  * was submitted so far, which other ranks compare: in packets (protocol/signatures.h) and, in the host's memory, beside
@@ -18,8 +18,8 @@
 
 enum {
     CL_WORK_BUDGET_BYTES = 1 << 20, /* local copying between two looks at the sockets */
-    /* ... of operations in shared memory beside one of a more urgent class. While that one uses its budget up, they
-     * have every CL_HOST_QUEUE_GUARD-th turn only. */
+    /* ... of operations in shared memory beside one of a more urgent class, or an older one of the same class. While
+     * that one uses its budget up, they have every CL_HOST_QUEUE_GUARD-th turn only. */
     CL_WORK_BUDGET_BESIDE_BYTES = 128 << 10,
     CL_HOST_QUEUE_GUARD = 8,
     CL_STARTS_BUDGET = 256,   /* operations started between two looks at the sockets */

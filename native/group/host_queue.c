@@ -79,12 +79,15 @@ void cl_host_queues_order(struct cl_host_queues *queues, struct cl_host_turn *tu
     queue->base += posts + 1;
 }
 
-bool cl_host_queue_enter(struct cl_host_queue *queue)
+struct cl_host_queue *cl_host_queues_enter(struct cl_host_queues *queues, uint32_t class)
 {
-    if (atomic_load(&queue->taken) || atomic_load(&queue->queued) > 0)
-        return false;
+    uint32_t next = cl_host_queues_next(queues, class);
+    struct cl_host_queue *queue = &queues->queues[next];
+    if (atomic_load(&queue->taken) || atomic_load(&queue->queued) > 0 ||
+        atomic_load(&queues->queues[next ^ 1].queued) > 0)
+        return NULL;
     atomic_store(&queue->taken, true);
-    return true;
+    return queue;
 }
 
 bool cl_host_queue_leave(struct cl_host_queue *queue)

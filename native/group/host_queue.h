@@ -2,7 +2,7 @@
  * Host queues: the operations of one group in shared memory of a host, by class of service.
  *
  * The operations of one queue run one after another, in the order of submission. Those of different queues overtake
- * each other. They run in cl_group_progress, or, when the caller waits anyway and no other operation of the queue is
+ * each other. They run in cl_group_progress, or, when the caller waits anyway and no other operation of the class is
  * queued, in the calling thread, which saves two thread switches. An operation has the same class on all ranks of the
  * host.
  *
@@ -89,8 +89,9 @@ uint32_t cl_host_queues_next(const struct cl_host_queues *queues, uint32_t class
  */
 void cl_host_queues_order(struct cl_host_queues *queues, struct cl_host_turn *turn, uint32_t class, uint32_t posts,
                           uint64_t signature);
-/* Takes the queue for the calling thread if no operation is queued: the caller's operation has the next turn then. */
-bool cl_host_queue_enter(struct cl_host_queue *queue);
+/* Takes the queue of the next operation of a class for the calling thread, whose operation has the next turn then.
+ * NULL: others of the class are queued, or another thread has the queue. */
+struct cl_host_queue *cl_host_queues_enter(struct cl_host_queues *queues, uint32_t class);
 /* The calling thread has ended its operation. Returns whether others are queued, whose engine must be woken. */
 bool cl_host_queue_leave(struct cl_host_queue *queue);
 

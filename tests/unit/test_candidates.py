@@ -14,17 +14,20 @@ WEIGHTS = [torch.nn.Parameter(torch.zeros(3))]
 
 
 class Group:
-    host_count = 4
+    def __init__(self, host_count: int) -> None:
+        self.host_count = host_count
 
 
-def choice_of(policy: Policy, optimizer: Any = None, others: Sequence[float] = ()) -> Choice:
+def choice_of(
+    policy: Policy, optimizer: Any = None, others: Sequence[float] = (), hosts: int = 4, partial: bool = False
+) -> Choice:
     """The choice on a rank; `others` are the largest values of the other ranks."""
-    group: Any = Group()
+    group: Any = Group(hosts)
 
     def agree(own: Sequence[float]) -> list[float]:
         return [max(a, b) for a, b in zip(own, others or [0.0] * len(own), strict=True)]
 
-    return choice_for(group, policy, optimizer, agree)
+    return choice_for(group, policy, optimizer, agree, partial=partial)
 
 
 def names(choice: Choice) -> list[str]:
@@ -66,3 +69,14 @@ def test_all_ranks_have_the_largest_times_and_the_fewest_codecs() -> None:
     assert names(choice) == ["none", *AUTO[:-1]]
     assert [candidate.coding_s for candidate in choice.candidates] == [0, 10, 11, 12, 13, 14]
     assert choice.unavailable == {"sign": "another rank has no optimizer for it"}
+
+
+def test_two_hosts_send_contributions_only_unless_these_may_be_lost() -> None:
+    def bytes_of(codec: str, hosts: int, *, partial: bool) -> float:
+        choice = choice_of(Policy(codec="auto"), hosts=hosts, partial=partial)
+        return next(candidate.bytes_per_value for candidate in choice.candidates if candidate.codec == codec)
+
+    pair = bytes_of("int4-int8", 2, partial=False)
+    assert pair < 0.7 * bytes_of("int4-int8", 2, partial=True)
+    assert bytes_of("int4-int8", 2, partial=True) == bytes_of("int4-int8", 4, partial=False)
+    assert bytes_of("bf16", 2, partial=False) == bytes_of("bf16", 4, partial=False)

@@ -34,10 +34,13 @@ MATRICES, MATRIX = 8, 256
 """Number, rows and columns of the matrices that the speed of PowerSGD is measured with."""
 
 
-def choice_for(group: CommProcessGroup, policy: Policy, optimizer: Optimizer | None, agree: Agree) -> Choice:
+def choice_for(
+    group: CommProcessGroup, policy: Policy, optimizer: Optimizer | None, agree: Agree, *, partial: bool = False
+) -> Choice:
     """The choice among all codecs for a group of several hosts. Measures how fast this CPU encodes and decodes.
 
-    `optimizer` is the one that uses the gradients; None: not known. All ranks call it, and come to the same choice.
+    `partial`: gradients may be lost. `optimizer` is the one that uses the gradients; None: not known. All ranks call
+    it, and come to the same choice.
     """
     fault = _fault_of_sign(policy, optimizer)
     measured = agree([float(fault is not None), *(_coding_s(codec_of(codec), policy.allow_state) for codec in AUTO)])
@@ -50,7 +53,7 @@ def choice_for(group: CommProcessGroup, policy: Policy, optimizer: Optimizer | N
             continue
         assert codec.pair is not None  # noqa: S101  # AUTO has no float32
         steps, begins = (MORE_STEPS, policy.exact_steps) if codec.starts_exact else (1.0, 0)
-        wire = bytes_per_value(codec.pair[:2], group.host_count, partial=policy.loss_bound > 0)
+        wire = bytes_per_value(codec.pair[:2], group.host_count, partial=partial)
         candidates.append(Candidate(codec.name, wire, coding_s, codec.keeps_errors, steps, begins))
     hosts = group.host_count
     return Choice(candidates, (hosts - 1) / hosts, allow_state=policy.allow_state, unavailable=unavailable)

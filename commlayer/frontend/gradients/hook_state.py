@@ -251,7 +251,8 @@ class HookState:
             self.tolerance.begin(self.steps, self._largest)
         if self.policy.codec == "auto" and self.group().can_lose:
             if self._choice is None:
-                self._choice = choice_for(self.group(), self.policy, self.optimizer, self.largest_of)
+                partial = self.tolerance is not None or self.policy.loss_bound > 0
+                self._choice = choice_for(self.group(), self.policy, self.optimizer, self.largest_of, partial=partial)
                 self._choice.load_state_dict(self._restored.choice)
             self._choice.begin_step(self.steps, time.perf_counter(), self.largest_of)
         self._begun = True

@@ -64,8 +64,8 @@ from .submit import Submitter
 class CommProcessGroup(dist.ProcessGroup):
     """A process group whose collectives run on the native engine. torch makes it, see `create.py`.
 
-    Operations of one group run in the order of the calls, which must be the same on all ranks. Any thread may call. The
-    collectives have the names, arguments and errors of `torch.distributed.ProcessGroup`.
+    Operations of one group start in the order of the calls, which must be the same on all ranks. Any thread may call.
+    The collectives have the names, arguments and errors of `torch.distributed.ProcessGroup`.
     """
 
     def __init__(

@@ -144,10 +144,10 @@ class Arguments:
         """The optimizer of the shared weights."""
         return Outer.default(turns) if self.outer is None else Outer.of(self.outer)
 
-    def value_bytes(self, sites: int) -> float:
-        """Bytes of a value on one of its two ways, in the mean of both."""
+    def value_bytes(self, hosts: int) -> float:
+        """Bytes of a value on one of its two ways between so many hosts, in the mean of both."""
         pair = codec_of(self.codec).pair
-        return VALUE_BYTES if pair is None else bytes_per_value(pair[:2], sites) / 2
+        return VALUE_BYTES if pair is None else bytes_per_value(pair[:2], hosts) / 2
 
     @property
     def form(self) -> Form:

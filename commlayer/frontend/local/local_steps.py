@@ -225,7 +225,7 @@ class LocalSteps:
         turns: Turns | None
         if is_auto:
             given = self._training.given
-            self._measured = exact.measured(given.value_bytes(living.group.size()), given.fragments)
+            self._measured = exact.measured(given.value_bytes(living.group.host_count), given.fragments)
             turns = given.turns_of(min(self._measured.every, EVERY_MAX))
         else:
             turns = self._training.given.turns()

@@ -106,7 +106,7 @@ class Training:
             site.agreed(living.learn_sites)
         if self.rounds is None:
             assert self.exact is not None  # noqa: S101  # of _prepare
-            share = self.given.value_bytes(group.size()) / VALUE_BYTES / self.given.fragments
+            share = self.given.value_bytes(group.host_count) / VALUE_BYTES / self.given.fragments
             self.exact.begin(group, share=share if self.given.every == "auto" else 0.0)
         else:
             self.open(self.rounds, living)
