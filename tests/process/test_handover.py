@@ -103,7 +103,7 @@ def test_buckets_of_one_step_may_have_different_codecs(rank: int, size: int) -> 
         ["sign", "int8"],
         ["bf16", "none"],
     ]
-    vars(hook_state)["choice_for"] = lambda *_: script  # this process ends with the test
+    vars(hook_state)["choice_for"] = lambda *_, **__: script  # this process ends with the test
     model, state = hooked(commlayer.Policy(codec="auto", allow_state=True), finds_unused=True, bucket_cap_mb=0.1)
     summed = Summed()
     for step in range(len(script.script)):
