@@ -386,6 +386,26 @@ TEST(test_operations_of_several_hosts_overlap)
     close_pair();
 }
 
+/* A calling thread overtakes no operation of its class, whichever queue that is in: it may be held. */
+TEST(test_callers_wait_for_both_queues)
+{
+    struct cl_operation operation[2];
+    open_pair_of(3);
+    struct cl_host_queues *queues = &pair->members[0].group.host_queues;
+    start(&operation[0], 0, plan_of_exchanges(0, 1), CLASS, 0);
+    CHECK_EQ(cl_host_queues_next(queues, CLASS), QUEUE + 1);
+    CHECK(cl_host_queues_enter(queues, CLASS) == NULL);
+    CHECK(cl_host_queues_enter(queues, CLASS + 1) == &queues->queues[QUEUE + 2]);
+    CHECK(!cl_host_queue_leave(&queues->queues[QUEUE + 2]));
+    start(&operation[1], 1, plan_of_exchanges(1, 1), CLASS, 0);
+    for (int turn = 0; turn < 3; turn++)
+        progress(0, 0), progress(1, 0);
+    CHECK_EQ(pair->end_count[0], 1);
+    CHECK(cl_host_queues_enter(queues, CLASS) == &queues->queues[QUEUE + 1]);
+    free_operations(&operation, 1);
+    close_pair();
+}
+
 /* Of two queues of a class, that with the older operation goes first. */
 TEST(test_older_operation_goes_first)
 {
