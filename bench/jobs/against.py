@@ -67,7 +67,7 @@ def all_reduce(join: Join, size_bytes: int, iters: int, warmup: int, gap_s: floa
 
 
 def all_reduces(join: Join, size_bytes: int, count: int, iters: int, warmup: int) -> Found:
-    """`count` sums of float32 at once."""
+    """`count` sums of float32 at once. Raises ValueError if one is wrong."""
     join()
     tensors = [torch.zeros(size_bytes // 4) for _ in range(count)]
 
@@ -75,7 +75,14 @@ def all_reduces(join: Join, size_bytes: int, count: int, iters: int, warmup: int
         for work in [dist.all_reduce(tensor, async_op=True) for tensor in tensors]:
             work.wait()
 
-    return timed(all_at_once, iters, warmup)
+    found = timed(all_at_once, iters, warmup)
+    for number, tensor in enumerate(tensors):
+        tensor.fill_(number + 1)
+    all_at_once()
+    for number, tensor in enumerate(tensors):
+        if not bool((tensor == (number + 1) * dist.get_world_size()).all()):
+            raise ValueError(f"rank {dist.get_rank()}: sum {number} of {count} at once is wrong")
+    return found
 
 
 def p2p(join: Join, size_bytes: int, iters: int, warmup: int) -> Found:
