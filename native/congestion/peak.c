@@ -29,6 +29,8 @@ void cl_peak_see(struct cl_peak *peak, uint64_t bytes, uint64_t now_us)
 uint64_t cl_peak_rate(const struct cl_peak *peak)
 {
     uint32_t count = peak->windows < CL_PEAK_WINDOWS ? peak->windows : CL_PEAK_WINDOWS;
+    if (count < CL_PEAK_PART)
+        return 0;
     for (uint32_t i = 0; i < count; i++) {
         uint32_t higher = 0, equal = 0;
         for (uint32_t j = 0; j < count; j++) {

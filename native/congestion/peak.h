@@ -4,7 +4,8 @@
  * beside the delays of hosts and the bursts of switches; the peak is the rate that one in CL_PEAK_PART of the last
  * CL_PEAK_WINDOWS windows has reached. The very fastest one would overrate a link that others use, too.
  *
- * A pause ends a window without a measurement.
+ * A pause ends a window without a measurement. Fewer than CL_PEAK_PART windows tell no rate: the first ones hold the
+ * start of the transport, which measures the link as it sends.
  */
 #pragma once
 
@@ -21,5 +22,5 @@ struct cl_peak {
 /* So many bytes have passed. */
 void cl_peak_see(struct cl_peak *peak, uint64_t bytes, uint64_t now_us);
 
-/* Bytes per second; 0: not known yet. */
+/* Bytes per second; 0: not known yet, before CL_PEAK_PART windows. */
 uint64_t cl_peak_rate(const struct cl_peak *peak);

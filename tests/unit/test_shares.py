@@ -2,6 +2,7 @@
 
 import ctypes
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, cast
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from commlayer.errors import CommError
 from commlayer.frontend.group import shares
-from commlayer.frontend.group.shares import EVERY, FIRST, LEAD, LEAST_BYTES, Shares
+from commlayer.frontend.group.shares import EVERY, FIRST, FRESH_S, LEAD, LEAST_BYTES, TRIAL, TRIAL_MOST, Shares
 from commlayer.plans.settings import Settings
 from commlayer.transport.base import Request
 
@@ -122,8 +123,19 @@ RATE = st.one_of(st.sampled_from([0.0, math.nan, math.inf, -1.0, 1e300]), st.flo
 @given(
     order=st.lists(st.integers(0, 3), max_size=400),
     rates=st.lists(st.lists(RATE, min_size=4, max_size=4), min_size=1, max_size=6),
+    trial=st.sampled_from([1, 2, TRIAL]),
+    fresh_s=st.sampled_from([0, FRESH_S, 30 * LENGTH / 200]),
 )
-def test_all_ranks_have_the_same_weights_in_any_order(order: Sequence[int], rates: list[list[float]]) -> None:
+def test_all_ranks_have_the_same_weights_in_any_order(
+    order: Sequence[int], rates: list[list[float]], trial: int, fresh_s: float
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shares, "TRIAL", trial)
+        patch.setattr(shares, "FRESH_S", fresh_s)
+        all_ranks_have_the_same_weights(order, rates)
+
+
+def all_ranks_have_the_same_weights(order: Sequence[int], rates: list[list[float]]) -> None:
     world = World()
     world.rates = lambda rank, exchange: (200.0, rates[exchange % len(rates)][rank])
     for rank in order:
@@ -165,6 +177,46 @@ def test_a_host_that_recovers_gets_its_share_back() -> None:
     world.rates = lambda rank, exchange: (100.0, 50.0 if rank == 1 and exchange == 0 else 100.0)
     world.all_call(40)
     assert world.check() == [()] * 2 + [(128, 0, 128, 128)] * 20 + [()] * 18
+
+
+def test_shares_that_the_rates_only_seem_to_confirm_end() -> None:
+    """No link is full, so a host's rates follow what it carries: at first, by chance, host 1 seemed slower."""
+
+    def rates(rank: int, exchange: int) -> tuple[float, float]:
+        if exchange == 0:
+            return (100.0, 50.0 if rank == 1 else 100.0)
+        weights = world.results[0][-1] or (1,) * 4
+        rate = 100 * (1 + 2 * weights[rank] / sum(weights)) / (1 + 2 * max(weights) / sum(weights))
+        return (rate, rate)
+
+    world = World()
+    world.rates = rates
+    world.all_call((TRIAL + 40) * EVERY)
+    weights = world.check()
+    assert weights[FIRST : FIRST + TRIAL * EVERY] == [(128, 0, 128, 128)] * (TRIAL * EVERY)
+    assert set(weights[FIRST + TRIAL * EVERY :]) == {()}
+
+
+def test_a_host_that_is_slow_pays_ever_less_for_trials() -> None:
+    world = World()
+    world.rates = slow(1)
+    world.all_call(40 * TRIAL * EVERY)
+    weights = world.check()
+    trials = [at for at in range(FIRST + 1, len(weights)) if weights[at - 1] and not weights[at]]
+    waits = [(after - before) // EVERY - 1 for before, after in itertools.pairwise([FIRST - EVERY, *trials])]
+    assert waits == [min(TRIAL << number, TRIAL_MOST) for number in range(len(waits))]
+    assert all(set(weights[at : at + EVERY]) == {()} and weights[at + EVERY] for at in trials)
+
+
+def test_rates_from_before_a_change_do_not_count() -> None:
+    """The peaks of 2.4 s take 30 all-reduces here: after a change, the second exchange is the first with new rates."""
+    rate = 30 * LENGTH / FRESH_S
+    world = World()
+    world.rates = lambda rank, exchange: (rate, rate / 2 if (rank == 1) == (exchange == 0) else rate)
+    world.all_call(80)
+    weights = world.check()
+    assert weights == [()] * 2 + [(128, 0, 128, 128)] * 40 + [weights[42]] * 38
+    assert weights[42] not in {(), (128, 0, 128, 128)}
 
 
 def test_a_rank_that_is_behind_keeps_the_weights_of_all() -> None:

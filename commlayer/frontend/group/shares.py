@@ -5,12 +5,17 @@ Some all-reduces later each of them derives the same weights from these rates. A
 LATE_S cannot wait longer, because the late rank may wait for it in another group: it writes the present weights into
 the Store. A rank that would change the weights writes its own. The Store keeps the first entry, and both take it; a
 rank whose weights stay need not ask.
+
+Rates that are measured under unequal shares can keep wrong shares alive: if no link is full, because the processors are
+the limit or another job's traffic has ended, a host that owns less carries less, and looks slower. So after some
+changes of the weights the ranks return to equal shares, where all links carry the same, and measure again.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -43,6 +48,23 @@ LATE_S = 0.02
 
 POLL_S = 0.0002
 
+CLASS = 2
+"""The class of the exchanges: they go before most gradients. A packet of a more urgent class would give all others
+shorter queues and shorter bursts for a second (CL_CLASSES_URGENT in native/congestion/class.h)."""
+
+TRIAL = 16
+"""Changes of the weights that were possible while the shares were unequal, before all return to equal shares. Twice as
+many after each return, as links that are truly unequal pay for it."""
+
+TRIAL_MOST = 128
+
+FRESH_S = 2.4
+"""The time that the peaks of rates look back (native/congestion/peak.h), at most: after a change of the shares they
+say nothing before it has passed."""
+
+CODED = 8
+"""Encoded all-reduces carry at least this part of their bytes, nearly."""
+
 
 class Store(Protocol):
     """The part of torch's Store that the ranks agree with."""
@@ -71,6 +93,9 @@ class Shares:
         self._lock = threading.Lock()
         self._count = 0
         self._present = EQUAL
+        self._stood = math.inf  # bytes of all-reduces since the last change of the shares
+        self._unequal = 0  # changes that were possible since the shares were equal
+        self._trial = TRIAL
         self._exchange: Exchange | None = None
         self._late: list[Exchange] = []
         self._asked: list[str] = []  # keys of the Store that some rank may still read
@@ -87,6 +112,7 @@ class Shares:
         with self._lock:
             since = self._count - FIRST
             self._count += 1
+            self._stood += length / CODED if settings.codecs else length
             if since % EVERY == 0 and since >= 0:
                 self._decide(str(since))
             if since == -1 or (since % EVERY == EVERY - LEAD and since > 0):
@@ -101,7 +127,7 @@ class Shares:
         group = self._group
         own, rates = np.array(group.rates(), np.float64), np.zeros((group.size, 2), np.float64)
         plan = plan_for("all_gather", rank=group.rank, hosts=group.hosts, numel=2, itemsize=8, settings=self._settings)
-        request = Request(plan, own.ctypes.data, rates.ctypes.data, DType.F64, Op.SUM, self._timeout_s())
+        request = Request(plan, own.ctypes.data, rates.ctypes.data, DType.F64, Op.SUM, self._timeout_s(), CLASS)
         self._exchange = Exchange(group.submit(request), own, rates)
 
     def _decide(self, key: str) -> None:
@@ -109,21 +135,27 @@ class Shares:
         exchange, self._exchange = self._exchange, None
         if exchange is None:
             return
-        if not _has_ended(exchange):
+        if self._unequal == self._trial:  # every rank knows, without the others' rates
+            self._late.append(exchange)
+            self._trial = min(2 * self._trial, TRIAL_MOST)
+            self._take(EQUAL)
+        elif not _has_ended(exchange):
             self._late.append(exchange)
             self._agree(key, self._present)
         elif not exchange.handle.failed():  # the group has failed with it, and so will the all-reduce
             self._forget()
-            proposed = weights_for(self._of_hosts(exchange.rates), self._present)
-            if proposed != self._present:
-                self._agree(key, proposed)
+            rates = self._of_hosts(exchange.rates)
+            if not self._stood < FRESH_S * max(max(rate) for rate in rates):
+                proposed = weights_for(rates, self._present)
+                if proposed != self._present:
+                    self._agree(key, proposed)
+        self._unequal = self._unequal + 1 if self._present.weights else 0
 
     def _of_hosts(self, rates: npt.NDArray[np.float64]) -> list[Rates]:
         """The rates of each host: of all its ranks together. A rank that sends nothing to other hosts has none."""
         return [Rates(*map(float, rates[list(ranks)].sum(axis=0))) for ranks in self._group.hosts]
 
     def _agree(self, key: str, proposed: Weights) -> None:
-        before = self._present
         try:
             answer = self._store.compare_set(key, "", json.dumps(proposed))
         except RuntimeError as error:
@@ -133,9 +165,13 @@ class Shares:
             ) from error
         self._asked.append(key)
         weights, segments = json.loads(answer)
-        self._present = Weights(tuple(weights), segments)
-        if self._present != before:
-            log.info("%s: shares of the hosts: %s", self._group.who, self._present.weights or "equal")
+        self._take(Weights(tuple(weights), segments))
+
+    def _take(self, weights: Weights) -> None:
+        if weights != self._present:
+            self._present = weights
+            self._stood = 0.0
+            log.info("%s: shares of the hosts: %s", self._group.who, weights.weights or "equal")
 
     def _forget(self) -> None:
         """Every rank has begun an exchange later than these keys, and asks for them no more."""
