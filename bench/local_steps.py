@@ -3,6 +3,7 @@
     python -m bench.local_steps                 all links (about 20 minutes; the links need root)
     python -m bench.local_steps --only 20       one rate in Mbit/s, merged into the kept results
     python -m bench.local_steps --only 8x2      8 sites of 2 ranks, 20 and 1,000 Mbit/s, 100 ms there and back, 1 % loss
+    python -m bench.local_steps --only 2x1      2 sites at 20 Mbit/s, 20 ms there and back
     python -m bench.local_steps --only speeds   4 sites of speeds 1, 1, 1 and 1/2 at 20 Mbit/s
     python -m bench.local_steps --only stalls   4 sites at 20 Mbit/s, of which one stalls now and then, for 2 s
     python -m bench.local_steps --only exact    where `auto` stays exact: 4 sites at 200 Mbit/s, beside DDP's hook
@@ -31,7 +32,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from typing import Any
+from typing import Any, NamedTuple
 
 from bench import local_loss
 from bench.harness import turns
@@ -51,6 +52,7 @@ from bench.local_systems import (
     TRAINING,
     jobs_of,
     jobs_of_exact,
+    jobs_of_pair,
     jobs_of_speeds,
     jobs_of_stalls,
     jobs_of_torchft,
@@ -65,44 +67,53 @@ RESULTS = ROOT / "bench/results/local_steps.json"
 PAGE = ROOT / "docs/local_bench.md"
 MODULE = "bench.local_steps"
 
+
+class Network(NamedTuple):
+    """The networks of a case, one per rate."""
+
+    rates_mbit_s: tuple[int, ...]
+    hosts: int = 4
+    ranks_per_host: int = 1
+    delay_ms: float = 0.0
+    """One way."""
+    loss: float = 0.0
+
+
 RATES_MBIT_S = (20, 100, 200, 1000)
-SITES_OF_TWO = "8x2"
-SITES_OF_TWO_RATES = (20, 1000)
-EXACT_RATE = 200
-CASES = (*map(str, RATES_MBIT_S), SITES_OF_TWO, SPEEDS, STALLS, EXACT)
+SITES_OF_TWO, PAIR = "8x2", "2x1"
+NETWORKS = {
+    **{str(rate): Network((rate,)) for rate in RATES_MBIT_S},
+    SITES_OF_TWO: Network((20, 1000), hosts=8, ranks_per_host=2, delay_ms=50.0, loss=0.01),
+    PAIR: Network((20,), hosts=2, delay_ms=10.0),
+    SPEEDS: Network((20,)),
+    STALLS: Network((20,)),
+    EXACT: Network((200,)),
+    TORCHFT: Network((20,)),
+}
+CASES = tuple(case for case in NETWORKS if case != TORCHFT)
 ROUNDS = 3
-HOSTS = 4
 TRAINED_AT = ("20", "100")
 JOBS = {SPEEDS: jobs_of_speeds, STALLS: jobs_of_stalls, EXACT: jobs_of_exact, TORCHFT: jobs_of_torchft}
-JOBS |= {SITES_OF_TWO: jobs_of_two}
+JOBS |= {SITES_OF_TWO: jobs_of_two, PAIR: jobs_of_pair}
 """Those of the other cases are `jobs_of`."""
 
 
 def measure_training(rate: str) -> dict[str, Any]:
     """The trainings at a rate. Raises BenchError if one failed."""
-    scenario = Scenario(HOSTS, (Link(rate_bps=int(rate) * 1e6),), tcp_congestion_control=("cubic", "bbr"))
+    link = Link(rate_bps=int(rate) * 1e6)
+    scenario = Scenario(NETWORKS[rate].hosts, (link,), tcp_congestion_control=("cubic", "bbr"))
     about = machine.facts()
     runs = training.measure_all(scenario, trainings(), turns.LOGS, name=f"local_training.{rate}")
     kept = [{**log, "step_s": [], "cpu_s": [], "sent_bytes": sum(log["sent_bytes"])} for log in runs]
     return {"network": scenario.table, "runs": kept, "machine": about, "measured": today()}
 
 
-def rates_of(case: str) -> tuple[int, ...]:
-    """The rates of a case's networks, in Mbit/s."""
-    if case == SITES_OF_TWO:
-        return SITES_OF_TWO_RATES
-    if case == EXACT:
-        return (EXACT_RATE,)
-    return (RATES_MBIT_S[0],) if case in SPECIAL else (int(case),)
-
-
 def measure_case(case: str, rounds: int, *, short: bool = False) -> dict[str, Any]:
     """The results of a case by the name of its network. Raises BenchError if a rank failed."""
     found = {}
-    is_of_two = case == SITES_OF_TWO
-    for rate in rates_of(case):
-        link = Link(rate_bps=rate * 1e6, loss=0.01 * is_of_two, delay_ms=50.0 * is_of_two)
-        hosts, per_host = (8, 2) if is_of_two else (HOSTS, 1)
+    rates_mbit_s, hosts, per_host, delay_ms, loss = NETWORKS[case]
+    for rate in rates_mbit_s:
+        link = Link(rate_bps=rate * 1e6, loss=loss, delay_ms=delay_ms)
         algorithms = ("cubic", "bbr")
         scenario = Scenario(hosts, (link,), ranks_per_host=per_host, tcp_congestion_control=algorithms)
         jobs = JOBS.get(case, jobs_of)()

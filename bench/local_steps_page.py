@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bench import local_loss
+from bench import fidelity, local_loss
 from bench.harness import turns
 from bench.harness.page import markdown, measured_on
 from bench.harness.turns import Log, by_system
@@ -73,6 +73,9 @@ def _network(name: str, network: Mapping[str, Any], losses: Mapping[str, Any]) -
     runs = by_system(network["runs"])
     steps = {system: mean_s(logs) for system, logs in runs.items()}
     gloo = best_gloo(steps) if AUTO in steps else None
+    scenario = Scenario.from_table(network["network"])
+    if scenario.hosts != fidelity.RANKS:
+        losses = {}  # measured with so many sites
     columns = ["system", "mean step (ms)", "range", "median", "p99", "MB sent per step", "share of computation"]
     columns += ["best gloo / this", "hook, auto / this", "with state / this", "factor of steps"]
     columns += ["time to a loss: best gloo / this", "with state / this", "busy CPU"]
@@ -101,7 +104,7 @@ def _network(name: str, network: Mapping[str, Any], losses: Mapping[str, Any]) -
     words = runs[LOCAL_AUTO][0]["words"].splitlines()[0]
     best = f" The best gloo is `{gloo}`." if gloo else ""
     conditions = (
-        f"{Scenario.from_table(network['network'])}. {sleep_s * 1e3:.0f} ms of a step are a sleep. "
+        f"{scenario}. {sleep_s * 1e3:.0f} ms of a step are a sleep. "
         f"{len(steps[ALONE])} rounds in turns.{best} `explain()` of `auto`: `{words}`. {measured_on(network)}"
     )
     return _page(name, columns, rows, conditions)

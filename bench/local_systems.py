@@ -58,6 +58,12 @@ def jobs_of_two() -> list[Job]:
     ]
 
 
+def jobs_of_pair() -> list[Job]:
+    """The systems of two sites: an average is one exchange there."""
+    left = {ALONE, "gloo, cubic bf16", "gloo, bbr bf16", AUTO, STATE, LOCAL_AUTO, *map(name_of, (4, 8, 16))}
+    return [job for job in jobs_of() if job.system in left]
+
+
 EQUAL, UNEVEN = "equal steps", "uneven steps"
 
 

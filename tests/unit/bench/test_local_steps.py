@@ -26,6 +26,7 @@ from bench.local_systems import (
     WAITING,
     jobs_of,
     jobs_of_exact,
+    jobs_of_pair,
     jobs_of_speeds,
     jobs_of_stalls,
     jobs_of_two,
@@ -75,6 +76,17 @@ def test_time_to_a_loss_is_the_step_times_the_measured_factor() -> None:
     runs.append({**about, "steps": 1500, **system._asdict(), "loss": 3 - 1.2})  # as 1,200 exact steps
     row = row_of(tables({"20": network(jobs_of())}, {"runs": runs}), "local, H 16")
     assert row[10:13] == ["1.25", "12.80", "2.56"]
+
+
+def test_two_sites_have_no_factor_of_four() -> None:
+    pair = network(jobs_of_pair())
+    pair["network"] = Scenario(hosts=2, nics=(Link(rate_bps=2e7),)).table
+    for run in pair["runs"]:
+        if run["job"]["system"] == LOCAL_AUTO:
+            run.update(every=1, words="all stay exact")
+    text = tables({"2 x 1": pair}, {})
+    assert row_of(text, "local, H 16")[7:11] == ["16.00", "6.40", "3.20", ""]
+    assert row_of(text, f"{LOCAL_AUTO} (H 1)")[10] == "1.00"
 
 
 def test_exact_steps_cost_no_steps() -> None:
@@ -139,13 +151,14 @@ def test_local_jobs_run_whole_rounds_of_their_own_count() -> None:
 
 
 def test_each_case_has_the_rates_of_its_networks() -> None:
-    found = {case: local_steps.rates_of(case) for case in (*local_steps.CASES, TORCHFT)}
+    found = {case: network.rates_mbit_s for case, network in local_steps.NETWORKS.items()}
     assert found == {
         "20": (20,),
         "100": (100,),
         "200": (200,),
         "1000": (1000,),
         "8x2": (20, 1000),
+        "2x1": (20,),
         SPEEDS: (20,),
         STALLS: (20,),
         EXACT: (200,),
