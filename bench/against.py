@@ -114,6 +114,17 @@ CASES = {
         )
         for size_kib in (4, 64, 256)
     },
+    **{
+        f"wan-scatter-{size_kib}K": Case(
+            f"reduce-scatter of {size_kib} KiB, 4 hosts, 50 Mbit/s, 0.1 % loss, round trips of 40 ms",
+            "reduce_scatter",
+            (("size_bytes", size_kib << 10), ("iters", 30), ("warmup", 5)),
+            4,
+            (),
+            "wan",
+        )
+        for size_kib in (256, 1024)
+    },
     "pair-8x1M": Case(
         "8 all-reduces of 1 MiB at once, 2 hosts of 2 ranks, 200 Mbit/s, round trips of 20 ms",
         "all_reduces",

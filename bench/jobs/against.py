@@ -85,6 +85,19 @@ def all_reduces(join: Join, size_bytes: int, count: int, iters: int, warmup: int
     return found
 
 
+def reduce_scatter(join: Join, size_bytes: int, iters: int, warmup: int) -> Found:
+    """Sums of float32, of which each rank gets its part. Raises ValueError if one is wrong."""
+    join()
+    world, mine = dist.get_world_size(), 1.0 + dist.get_rank()
+    values = torch.full((size_bytes // 4,), mine)
+    part = torch.zeros(size_bytes // 4 // world)
+    scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+    found = timed(lambda: scatter(part, values), iters, warmup)
+    if not bool((part == world * (world + 1) / 2).all()):
+        raise ValueError(f"rank {dist.get_rank()}: a part of a sum over {world} ranks is wrong")
+    return found
+
+
 def p2p(join: Join, size_bytes: int, iters: int, warmup: int) -> Found:
     """A message from rank 0 to rank 1, and one back. Raises ValueError if they differ."""
     join()
@@ -171,7 +184,7 @@ def resident(name: str) -> int:
 
 
 KINDS: dict[str, Callable[..., Found]] = {
-    case.__name__: case for case in (all_reduce, all_reduces, p2p, ddp, pipeline, start, memory)
+    case.__name__: case for case in (all_reduce, all_reduces, reduce_scatter, p2p, ddp, pipeline, start, memory)
 }
 
 

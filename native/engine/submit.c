@@ -112,7 +112,7 @@ static void end_early(struct cl_member *member, struct cl_submission *submission
                       const struct cl_message_request *request)
 {
     /* In a group that has failed, the send has to end with the error. */
-    if (atomic_load(&member->group.status) != CL_OK || !cl_eager_reserve(&member->eager, request->length))
+    if (atomic_load(&member->group.status) != CL_OK || !cl_eager_reserve_message(&member->eager, request->length))
         return;
     if (cl_submission_end_early(submission, request->memory, request->length))
         atomic_fetch_add(&member->engine->eager_messages, 1);

@@ -22,6 +22,8 @@ struct cl_eager {
     _Atomic uint64_t bytes;
 };
 
-/* Whether a message may be copied; then it counts until cl_eager_release. */
+/* Whether so many bytes may be copied; then they count until cl_eager_release. */
 bool cl_eager_reserve(struct cl_eager *eager, uint64_t length);
+/* The same for a message, which may also be too long. */
+bool cl_eager_reserve_message(struct cl_eager *eager, uint64_t length);
 void cl_eager_release(struct cl_eager *eager, uint64_t length);

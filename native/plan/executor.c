@@ -11,7 +11,9 @@ _Static_assert((int)CL_CODEC_BLOCK_BYTES_MAX == 576 - 48 - (int)CL_PACKET_HEAD_B
 enum {
     TRAILING_BYTES = 1 << 20, /* the most values that are left to send: a group that closes waits for them, and not for
                                  ever (CL_EAGER_FLUSH_MAX_US) */
-    COPIED_BYTES = 65536,     /* the most to copy, as of an eager message */
+    COPIED_BYTES = 65536,     /* the most to copy at any rate, as of an eager message */
+    COPIED_PER_US = 256, /* ... and for each microsecond of the round trip: an acknowledgement takes at least half of
+                            it, and the copy an eighth of that half, at 4 GB/s */
 };
 
 /* Names a network step in the endpoint's completions. */
@@ -468,19 +470,22 @@ static bool reads_same(const struct cl_step *step, const struct cl_step *other)
 /* Sums what is left to copy. False: too much is left. */
 static bool count_copied(struct cl_executor *executor)
 {
-    uint64_t trailing = 0;
+    const struct cl_executor_config *config = &executor->config;
+    uint64_t trailing = 0, most = COPIED_BYTES;
     const struct cl_step *step, *copied = NULL;
     executor->copied_bytes = 0;
-    for (uint32_t left = executor->config.plan->step_count; (step = find_send(executor, &left)) != NULL;) {
+    for (uint32_t left = config->plan->step_count; (step = find_send(executor, &left)) != NULL;) {
         trailing += step->length;
         if (trailing > TRAILING_BYTES)
             return false;
         if (step->source == CL_SCRATCH || reads_same(step, copied))
             continue;
+        uint64_t worth = COPIED_PER_US * cl_endpoint_round_us(config->endpoint, config->peers[step->peer]);
+        most = worth > most ? worth : most;
         executor->copied_bytes += step->length;
         copied = step;
     }
-    return executor->copied_bytes <= COPIED_BYTES;
+    return executor->copied_bytes <= most;
 }
 
 static void copy_sent(struct cl_executor *executor)

@@ -252,6 +252,18 @@ void cl_endpoint_move_send(struct cl_endpoint *endpoint, uint16_t peer, struct c
     send->data = data;
 }
 
+uint64_t cl_endpoint_round_us(const struct cl_endpoint *endpoint, uint16_t id)
+{
+    const struct cl_peer *peer = endpoint->peers.list[id];
+    uint64_t round_us = 0;
+    for (uint16_t i = 0; i < peer->path_count; i++) {
+        const struct cl_rtt *rtt = &peer->paths[i].rtt;
+        if (rtt->network.any && (round_us == 0 || cl_rtt_base_us(rtt) < round_us))
+            round_us = cl_rtt_base_us(rtt);
+    }
+    return round_us;
+}
+
 static bool recently_refused(const struct cl_peer *peer, uint64_t now_us)
 {
     return peer->refused_us && now_us < peer->refused_us + CL_PEER_REFUSED_US;

@@ -107,6 +107,9 @@ bool cl_endpoint_is_sending(const struct cl_endpoint *endpoint, uint16_t peer, s
 /* Such a send reads its data there from now on. They must be the same as where it read them before. */
 void cl_endpoint_move_send(struct cl_endpoint *endpoint, uint16_t peer, struct cl_message_id id, const void *data);
 
+/* The round trip to the peer by its shortest path, when the queues are empty; 0: not measured. */
+uint64_t cl_endpoint_round_us(const struct cl_endpoint *endpoint, uint16_t peer);
+
 /* The index with which the next receive of this tag must be posted. `group` has CL_GROUP_P2P here and below. */
 uint32_t cl_endpoint_next_index(const struct cl_endpoint *endpoint, uint16_t peer, uint32_t group, uint32_t tag);
 /* Finds the announced message of this tag that came first, among those that are next in turn from their peer. False:

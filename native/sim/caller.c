@@ -228,7 +228,7 @@ static bool ends_early(struct sim_operation *operation)
     struct cl_operation *send = &operation->operation;
     return send->kind == CL_OPERATION_SEND && !cl_p2p_may_be_local(send) &&
            atomic_load(&operation->member->group.status) == CL_OK &&
-           cl_eager_reserve(&operation->member->eager, cl_operation_copied_bytes(send));
+           cl_eager_reserve_message(&operation->member->eager, cl_operation_copied_bytes(send));
 }
 
 static void submit(struct sim_rank *rank, struct sim_operation *operation)

@@ -399,12 +399,16 @@ TEST(test_receive_copy)
 
 enum { LONG = 1 << 18 }; /* words */
 
-/* Rank 0 sends `length` bytes to rank 1, twice, and gives its memory back before they have left. Returns how much was
- * copied; UINT64_MAX: the memory is still needed. */
-static uint64_t release(uint32_t length, enum cl_buffer source)
+/* Rank 0 sends `length` bytes to rank 1, twice, and gives its memory back before they have left. delay_us: one way; 0:
+ * nothing is measured yet. Returns how much was copied; UINT64_MAX: the memory is still needed. */
+static uint64_t release_after(uint64_t delay_us, uint32_t length, enum cl_buffer source)
 {
     static uint32_t input[LONG], output[2][LONG];
     SCOPED_NETWORK *network = open_network();
+    if (delay_us > 0) {
+        network_set_delay(network, delay_us);
+        network_run_until(network, network_now_us(network) + 200000); /* with the first PINGs */
+    }
     struct draft sender = {.world_size = 2, .input_bytes = sizeof input, .scratch_bytes = sizeof input};
     struct draft receiver = {.rank = 1, .world_size = 2, .output_bytes = sizeof output};
     uint32_t from = DRAFT_NONE;
@@ -440,6 +444,11 @@ static uint64_t release(uint32_t length, enum cl_buffer source)
     return released ? copied : UINT64_MAX;
 }
 
+static uint64_t release(uint32_t length, enum cl_buffer source)
+{
+    return release_after(0, length, source);
+}
+
 TEST(test_release)
 {
     CHECK_EQ(release(65536, CL_INPUT), 65536); /* both read the same */
@@ -447,6 +456,16 @@ TEST(test_release)
     CHECK_EQ(release(65540, CL_SCRATCH), 0);
     CHECK_EQ(release(524288, CL_SCRATCH), 0);
     CHECK_EQ(release(524292, CL_SCRATCH), UINT64_MAX); /* too much is left to send */
+}
+
+/* Where acknowledgements take long, longer copies are worth their time: 256 bytes for each microsecond. */
+TEST(test_release_far_away)
+{
+    CHECK_EQ(release_after(100, 65540, CL_INPUT), UINT64_MAX);
+    CHECK_EQ(release_after(500, 250000, CL_INPUT), 250000);
+    CHECK_EQ(release_after(500, 280000, CL_INPUT), UINT64_MAX);
+    CHECK_EQ(release_after(20000, 524288, CL_INPUT), 524288);
+    CHECK_EQ(release_after(20000, 524292, CL_INPUT), UINT64_MAX); /* too much is left to send */
 }
 
 /* The owner gets 60 of 100 packets before its deadline, and never hears from the sender again. */
