@@ -147,6 +147,10 @@ static bool end_early(void *context, struct cl_operation *operation)
     struct cl_submission *submission = (struct cl_submission *)operation;
     if (!cl_eager_reserve(&member->eager, cl_operation_copied_bytes(operation)))
         return false;
+    if (!cl_operation_give_back(operation)) {
+        cl_eager_release(&member->eager, cl_operation_copied_bytes(operation));
+        return false;
+    }
     atomic_fetch_add(&engine->eager_messages, 1);
     atomic_fetch_add(&engine->operations_done, 1);
     submission->early = true;

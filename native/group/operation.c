@@ -99,10 +99,15 @@ bool cl_operation_may_end(struct cl_operation *operation)
 {
     if (operation->kind != CL_OPERATION_PLAN || !operation->plan->mutual || operation->executor == NULL ||
         operation->early || operation->qos.loss_bound > 0 ||
-        !cl_executor_release(operation->executor, &operation->copied_bytes))
+        !cl_executor_may_release(operation->executor, &operation->copied_bytes))
         return false;
     note_times(operation);
     return true;
+}
+
+bool cl_operation_give_back(struct cl_operation *operation)
+{
+    return cl_executor_release(operation->executor, operation->copied_bytes);
 }
 
 int cl_operation_start(struct cl_operation *operation, const struct cl_operation_place *place, uint64_t now_us)

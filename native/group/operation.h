@@ -82,9 +82,11 @@ struct cl_operation_place {
 int cl_operation_start(struct cl_operation *operation, const struct cl_operation_place *place, uint64_t now_us);
 /* The bytes of the caller's memory that an operation has copied to end early. */
 uint64_t cl_operation_copied_bytes(const struct cl_operation *operation);
-/* Whether it may end for the caller, though acknowledgements are missing: then set `early`. It has its result once it
- * has received all parts from the others; they have called the same collective if it has received from each to which it
- * sends. */
+/* Whether it may end for the caller, though acknowledgements are missing: then give back, and set `early`. It has its
+ * result once it has received all parts from the others; they have called the same collective if it has received from
+ * each to which it sends. */
 bool cl_operation_may_end(struct cl_operation *operation);
+/* Copies cl_operation_copied_bytes, so that the caller has its memory back. False: there is no memory. */
+bool cl_operation_give_back(struct cl_operation *operation);
 /* Takes the time of the first byte and what the operation did not count from the executor, which goes. */
 void cl_operation_end(struct cl_operation *operation, int status, uint64_t now_us);

@@ -45,8 +45,6 @@ struct cl_executor {
     uint32_t last_rank;
     uint8_t *heard;  /* by rank: whether its first data has come */
     uint8_t *copied; /* what sends read that were left when the caller got its memory back */
-    uint64_t copied_bytes;
-    bool released;
 };
 
 int cl_executor_create(const struct cl_executor_config *config, struct cl_executor **out)
@@ -468,24 +466,24 @@ static bool reads_same(const struct cl_step *step, const struct cl_step *other)
 }
 
 /* Sums what is left to copy. False: too much is left. */
-static bool count_copied(struct cl_executor *executor)
+static bool count_copied(const struct cl_executor *executor, uint64_t *copied_bytes)
 {
     const struct cl_executor_config *config = &executor->config;
     uint64_t trailing = 0, most = COPIED_BYTES;
     const struct cl_step *step, *copied = NULL;
-    executor->copied_bytes = 0;
+    *copied_bytes = 0;
     for (uint32_t left = config->plan->step_count; (step = find_send(executor, &left)) != NULL;) {
         trailing += step->length;
         if (trailing > TRAILING_BYTES)
             return false;
-        if (step->source == CL_SCRATCH || reads_same(step, copied))
+        if (step->source == CL_SCRATCH)
             continue;
         uint64_t worth = COPIED_PER_US * cl_endpoint_round_us(config->endpoint, config->peers[step->peer]);
         most = worth > most ? worth : most;
-        executor->copied_bytes += step->length;
+        *copied_bytes += reads_same(step, copied) ? 0 : step->length;
         copied = step;
     }
-    return executor->copied_bytes <= most;
+    return *copied_bytes <= most;
 }
 
 static void copy_sent(struct cl_executor *executor)
@@ -506,20 +504,17 @@ static void copy_sent(struct cl_executor *executor)
     }
 }
 
-bool cl_executor_release(struct cl_executor *executor, uint64_t *copied_bytes)
+bool cl_executor_may_release(const struct cl_executor *executor, uint64_t *copied_bytes)
 {
-    if (executor->status != CL_OK || executor->remaining != executor->sends)
+    return executor->status == CL_OK && executor->remaining == executor->sends && count_copied(executor, copied_bytes);
+}
+
+bool cl_executor_release(struct cl_executor *executor, uint64_t copied_bytes)
+{
+    executor->copied = malloc(copied_bytes + 1);
+    if (executor->copied == NULL)
         return false;
-    if (!executor->released) {
-        if (!count_copied(executor))
-            return false;
-        executor->copied = malloc(executor->copied_bytes + 1);
-        if (executor->copied == NULL)
-            return false;
-        copy_sent(executor);
-        executor->released = true;
-    }
-    *copied_bytes = executor->copied_bytes;
+    copy_sent(executor);
     return true;
 }
 

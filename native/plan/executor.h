@@ -2,9 +2,9 @@
  * Executor: runs one plan for one operation. It moves no packets itself (the endpoint does) and never blocks: it runs
  * the ready steps and reports the counters it waits for.
  *
- * A SEND is done when it is acknowledged, which an operation need not wait for (see cl_executor_release); a RECV when
- * every byte is delivered, an AWAIT when the peer's host counter has reached its value. Ready steps run in the order in
- * which they became ready, so a plan's early segments leave first.
+ * A SEND is done when it is acknowledged, which an operation need not wait for (see cl_executor_may_release); a RECV
+ * when every byte is delivered, an AWAIT when the peer's host counter has reached its value. Ready steps run in the
+ * order in which they became ready, so a plan's early segments leave first.
  */
 #pragma once
 
@@ -71,9 +71,10 @@ enum cl_progress cl_executor_poll(struct cl_executor *executor, size_t budget, u
 /* A message of this executor ended; `context` is that of the endpoint's completion. Returns the executor. */
 struct cl_executor *cl_executor_complete(void *context, int status);
 /* Whether the caller may have its memory back: nothing is left but sends, of little altogether, and little of that lies
- * in the caller's memory. The first call that says so copies that to memory of the executor. *copied_bytes: how much it
- * has copied; left as it is if the answer is false. */
-bool cl_executor_release(struct cl_executor *executor, uint64_t *copied_bytes);
+ * in the caller's memory: so many *copied_bytes. */
+bool cl_executor_may_release(const struct cl_executor *executor, uint64_t *copied_bytes);
+/* Then copies these bytes to memory of the executor, once. False: there is none. */
+bool cl_executor_release(struct cl_executor *executor, uint64_t copied_bytes);
 /* Notes when the first packet of that message was sent or received; 0: none was. */
 void cl_executor_moved(void *context, uint64_t first_us);
 /* The time when the first packet was sent or received, or shared memory was first used, as far as the executor was

@@ -201,6 +201,10 @@ static bool end_early(void *context, struct cl_operation *of_group)
     struct sim_operation *operation = (struct sim_operation *)of_group; /* its first member */
     if (!cl_eager_reserve(&member->eager, cl_operation_copied_bytes(of_group)))
         return false;
+    if (!cl_operation_give_back(of_group)) {
+        cl_eager_release(&member->eager, cl_operation_copied_bytes(of_group));
+        return false;
+    }
     operation->early = true;
     operation->status = CL_OK;
     operation->news.tell = tell_early;

@@ -39,8 +39,8 @@ MUTANTS = (
     Mutant(
         "end a collective one step too early",
         "plan/executor.c",
-        "executor->remaining != executor->sends)",
-        "executor->remaining > executor->sends + 1)",
+        "executor->remaining == executor->sends &&",
+        "executor->remaining <= executor->sends + 1 &&",
     ),
     Mutant(
         "leave what waits for a port on the caller's memory",

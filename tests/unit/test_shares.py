@@ -208,15 +208,28 @@ def test_a_host_that_is_slow_pays_ever_less_for_trials() -> None:
     assert all(set(weights[at : at + EVERY]) == {()} and weights[at + EVERY] for at in trials)
 
 
-def test_rates_from_before_a_change_do_not_count() -> None:
-    """The peaks of 2.4 s take 30 all-reduces here: after a change, the second exchange is the first with new rates."""
-    rate = 30 * LENGTH / FRESH_S
+@pytest.mark.parametrize("lengths", [13, 30])
+def test_rates_from_before_a_change_do_not_count(lengths: int) -> None:
+    """The peaks of 2.4 s take so many all-reduces here. The first exchange after a change follows the twelfth."""
+    rate = lengths * LENGTH / FRESH_S
     world = World()
     world.rates = lambda rank, exchange: (rate, rate / 2 if (rank == 1) == (exchange == 0) else rate)
     world.all_call(80)
     weights = world.check()
     assert weights == [()] * 2 + [(128, 0, 128, 128)] * 40 + [weights[42]] * 38
     assert weights[42] not in {(), (128, 0, 128, 128)}
+
+
+def test_a_long_return_delays_the_next_one() -> None:
+    """Rates count 60 all-reduces after a change. The exchange after the 72nd is the first one then: four periods."""
+    rate = 60 * LENGTH / FRESH_S
+    world = World()
+    world.rates = lambda rank, _: (rate, rate / 2 if rank == 1 else rate)
+    world.all_call(200 * EVERY)
+    weights = world.check()
+    changes = [at for at in range(FIRST + 1, len(weights)) if weights[at] != weights[at - 1]]
+    periods = [(after - before) // EVERY for before, after in itertools.pairwise([FIRST, *changes])]
+    assert periods == [TRIAL, 4, 2 * TRIAL * 4, 4]
 
 
 def test_a_rank_that_is_behind_keeps_the_weights_of_all() -> None:

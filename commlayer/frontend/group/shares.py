@@ -25,6 +25,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ...errors import CommError
+from ...plans.codec import VALUE_BYTES
+from ...plans.encoded import bytes_per_value
 from ...plans.select import plan_for, segment_count
 from ...plans.settings import Settings
 from ...plans.weights import EQUAL, Rates, Weights, weights_for
@@ -53,17 +55,17 @@ CLASS = 2
 shorter queues and shorter bursts for a second (CL_CLASSES_URGENT in native/congestion/class.h)."""
 
 TRIAL = 16
-"""Changes of the weights that were possible while the shares were unequal, before all return to equal shares. Twice as
-many after each return, as links that are truly unequal pay for it."""
+"""How much longer unequal shares last than equal ones after the last return, or one period of EVERY, before all return
+to equal shares. Twice as long after each return, as links that are truly unequal pay for it."""
 
 TRIAL_MOST = 128
 
-FRESH_S = 2.4
-"""The time that the peaks of rates look back (native/congestion/peak.h), at most: after a change of the shares they
-say nothing before it has passed."""
+SPELL_MOST = 16
+"""Equal shares that last longer after a return are no trial any more."""
 
-CODED = 8
-"""Encoded all-reduces carry at least this part of their bytes, nearly."""
+FRESH_S = 2.4
+"""The traffic whose rates the peaks hold (native/congestion/peak.h), in seconds at full rate: after a change of the
+shares they count once so much has passed. All-reduces below 50 ms with pauses between them leave older rates in."""
 
 
 class Store(Protocol):
@@ -77,6 +79,8 @@ class Exchange(NamedTuple):
     """One exchange of rates. The engine uses the arrays until it has ended."""
 
     handle: Handle
+    stood: float
+    """Bytes of all-reduces from the last change of the shares to this exchange."""
     own: npt.NDArray[np.float64]
     rates: npt.NDArray[np.float64]
     """Bytes per second sent and received, by rank."""
@@ -94,8 +98,10 @@ class Shares:
         self._count = 0
         self._present = EQUAL
         self._stood = math.inf  # bytes of all-reduces since the last change of the shares
-        self._unequal = 0  # changes that were possible since the shares were equal
+        self._unequal = 0  # periods of EVERY since the shares were equal
         self._trial = TRIAL
+        self._spell = 1  # periods for which they were equal after the last return
+        self._returns = False  # whether that lasts
         self._exchange: Exchange | None = None
         self._late: list[Exchange] = []
         self._asked: list[str] = []  # keys of the Store that some rank may still read
@@ -112,7 +118,7 @@ class Shares:
         with self._lock:
             since = self._count - FIRST
             self._count += 1
-            self._stood += length / CODED if settings.codecs else length
+            self._stood += length * _share_of(settings, len(self._group.hosts))
             if since % EVERY == 0 and since >= 0:
                 self._decide(str(since))
             if since == -1 or (since % EVERY == EVERY - LEAD and since > 0):
@@ -128,16 +134,17 @@ class Shares:
         own, rates = np.array(group.rates(), np.float64), np.zeros((group.size, 2), np.float64)
         plan = plan_for("all_gather", rank=group.rank, hosts=group.hosts, numel=2, itemsize=8, settings=self._settings)
         request = Request(plan, own.ctypes.data, rates.ctypes.data, DType.F64, Op.SUM, self._timeout_s(), CLASS)
-        self._exchange = Exchange(group.submit(request), own, rates)
+        self._exchange = Exchange(group.submit(request), self._stood, own, rates)
 
     def _decide(self, key: str) -> None:
         """All ranks have the same weights from this all-reduce on."""
         exchange, self._exchange = self._exchange, None
         if exchange is None:
             return
-        if self._unequal == self._trial:  # every rank knows, without the others' rates
+        if self._unequal >= self._trial * self._spell:  # every rank knows, without the others' rates
             self._late.append(exchange)
             self._trial = min(2 * self._trial, TRIAL_MOST)
+            self._spell, self._returns = 0, True
             self._take(EQUAL)
         elif not _has_ended(exchange):
             self._late.append(exchange)
@@ -145,11 +152,13 @@ class Shares:
         elif not exchange.handle.failed():  # the group has failed with it, and so will the all-reduce
             self._forget()
             rates = self._of_hosts(exchange.rates)
-            if not self._stood < FRESH_S * max(max(rate) for rate in rates):
+            if not exchange.stood < FRESH_S * max(max(rate) for rate in rates):
                 proposed = weights_for(rates, self._present)
                 if proposed != self._present:
                     self._agree(key, proposed)
         self._unequal = self._unequal + 1 if self._present.weights else 0
+        self._returns = self._returns and not self._present.weights
+        self._spell = min(self._spell + self._returns, SPELL_MOST)
 
     def _of_hosts(self, rates: npt.NDArray[np.float64]) -> list[Rates]:
         """The rates of each host: of all its ranks together. A rank that sends nothing to other hosts has none."""
@@ -180,6 +189,11 @@ class Shares:
                 self._store.delete_key(key)
         self._asked.clear()
         self._late = [change for change in self._late if not change.handle.done()]
+
+
+def _share_of(settings: Settings, hosts: int) -> float:
+    """The bytes of an all-reduce on the wire, for each byte in float32."""
+    return bytes_per_value(settings.codecs, hosts) / (2 * VALUE_BYTES) if settings.codecs else 1.0
 
 
 def _has_ended(exchange: Exchange) -> bool:

@@ -84,7 +84,12 @@ def test_two_sites_have_no_factor_of_four() -> None:
     for run in pair["runs"]:
         if run["job"]["system"] == LOCAL_AUTO:
             run.update(every=1, words="all stay exact")
-    text = tables({"2 x 1": pair}, {})
+    about = {"model": "byte GPT", "optimizer": "AdamW", "seed": 1}
+    runs = [{**about, "steps": steps, **local_loss.EXACT._asdict(), "loss": 3 - steps / 1000} for steps in LENGTHS]
+    runs.append({**about, "steps": 1500, **System(16, *usual(16), "int4-int8", 100)._asdict(), "loss": 3 - 1.2})
+    losses = {"runs": runs}
+    assert row_of(tables({"4 x 1": network(jobs_of_pair())}, losses), "local, H 16")[10] != ""
+    text = tables({"2 x 1": pair}, losses)
     assert row_of(text, "local, H 16")[7:11] == ["16.00", "6.40", "3.20", ""]
     assert row_of(text, f"{LOCAL_AUTO} (H 1)")[10] == "1.00"
 
