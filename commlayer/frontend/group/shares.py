@@ -7,8 +7,8 @@ the Store. A rank that would change the weights writes its own. The Store keeps 
 rank whose weights stay need not ask.
 
 Rates that are measured under unequal shares can keep wrong shares alive: if no link is full, because the processors are
-the limit or another job's traffic has ended, a host that owns less carries less, and looks slower. So after some
-changes of the weights the ranks return to equal shares, where all links carry the same, and measure again.
+the limit or another job's traffic has ended, a host that owns less carries less, and looks slower. So after some time
+with unequal shares the ranks return to equal ones, with which all links carry the same, and measure again.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Shares:
         self._unequal = 0  # periods of EVERY since the shares were equal
         self._trial = TRIAL
         self._spell = 1  # periods for which they were equal after the last return
-        self._returns = False  # whether that lasts
+        self._returns = False  # whether they are equal since a return
         self._exchange: Exchange | None = None
         self._late: list[Exchange] = []
         self._asked: list[str] = []  # keys of the Store that some rank may still read
