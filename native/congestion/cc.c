@@ -54,7 +54,7 @@ void cl_cc_init(struct cl_cc *cc, uint32_t packet_bytes)
     *cc = (struct cl_cc){.packet_bytes = packet_bytes,
                          .slow_start = true,
                          .target_us = TARGET_US,
-                         .loss_trial = {.least = CL_LOSS_TRIAL_LOSS_PATH}};
+                         .loss_trial = {.least = CL_LOSS_TRIAL_LOSS_PATH, .enough = CL_LOSS_TRIAL_PACKETS}};
     set_window(cc, (double)WINDOW_PACKETS_START * cc->packet_bytes);
 }
 

@@ -231,6 +231,12 @@ static uint64_t nic_rate(const struct cl_rate_control_nic *nic)
     return (uint64_t)delay->egress.capacity;
 }
 
+static uint64_t nic_batch(const struct cl_rate_control_nic *nic, uint64_t now_us)
+{
+    const struct cl_delay_nic *delay = (const struct cl_delay_nic *)(const void *)nic; /* its first member */
+    return cl_egress_batch(&delay->egress, now_us);
+}
+
 static bool nic_is_mixed(const struct cl_rate_control_nic *nic, uint64_t now_us)
 {
     const struct cl_delay_nic *delay = (const struct cl_delay_nic *)(const void *)nic; /* its first member */
@@ -279,6 +285,7 @@ const struct cl_rate_control_type cl_rate_control_delay = {.name = "delay",
                                                            .is_contested = is_contested,
                                                            .delay_us = delay_us,
                                                            .nic_rate = nic_rate,
+                                                           .nic_batch = nic_batch,
                                                            .nic_is_mixed = nic_is_mixed,
                                                            .nic_has_urgent = nic_has_urgent,
                                                            .nic_port = nic_port,

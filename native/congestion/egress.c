@@ -17,7 +17,8 @@ enum {
     RECOVERY = 8, /* depths */
     TARGET_PACKETS = 8,
     WEIGHT_MAX = 8,
-    CUT_US = 20000, /* losses of one overflow arrive over this time */
+    CUT_US = 20000,      /* losses of one overflow arrive over this time */
+    BATCH_MOST_US = 400, /* other peers wait for its end */
 };
 
 static const double TARGET_DEPTHS = 0.5;
@@ -63,9 +64,10 @@ void cl_egress_init(struct cl_egress *egress, uint32_t datagram_bytes)
     *egress = (struct cl_egress){.startup = true,
                                  .datagram_bytes = datagram_bytes + CL_EGRESS_OVERHEAD_BYTES,
                                  .depth_us = DEPTH_MAX_US,
-                                 .loss_trial = {.least = CL_LOSS_TRIAL_LOSS},
+                                 .loss_trial = {.least = CL_LOSS_TRIAL_LOSS, .enough = CL_LOSS_TRIAL_PACKETS},
                                  .epoch_queue_us = UINT32_MAX};
     uint64_t start = (uint64_t)START_PACKETS * egress->datagram_bytes;
+    cl_batches_init(&egress->batches);
     egress->capacity = (double)start * 1e6 / START_US;
     cl_pacer_init(&egress->pacer, (uint64_t)egress->capacity, start, 0);
 }
@@ -85,9 +87,17 @@ void cl_egress_see(struct cl_egress *egress, uint8_t class, uint8_t first_class,
     }
 }
 
+/* A batch is long beside the short queue that urgent packets want. */
+static bool sends_batches(const struct cl_egress *egress, uint64_t now_us)
+{
+    return now_us >= egress->urgent_until_us && cl_batches_wanted(&egress->batches, now_us);
+}
+
 uint64_t cl_egress_ready_us(struct cl_egress *egress, uint8_t class, uint64_t now_us)
 {
     bool borrows = cl_egress_urgent(egress, class, now_us) && egress->borrowed < egress->pacer.burst;
+    if (!sends_batches(egress, now_us))
+        egress->pacer.gathers = false;
     return cl_pacer_ready_us(&egress->pacer, borrows, now_us);
 }
 
@@ -136,8 +146,13 @@ static void adapt_depth(struct cl_egress *egress, uint64_t now_us)
     struct cl_loss_trial *trial = &egress->loss_trial;
     if (now_us < egress->cut_us + CUT_US) {
         cl_loss_trial_skip(trial);
+        cl_batches_skip(&egress->batches);
         return;
     }
+    if (trial->trial)
+        cl_batches_skip(&egress->batches);
+    else
+        cl_batches_judge(&egress->batches, now_us);
     bool tried = trial->trial;
     enum cl_loss_trial_verdict verdict = cl_loss_trial_judge(trial, false);
     if (verdict == CL_LOSS_TRIAL_FULL)
@@ -244,6 +259,7 @@ uint32_t cl_egress_on_sample(struct cl_egress *egress, struct cl_egress_view *vi
 void cl_egress_on_settled(struct cl_egress *egress, uint32_t acked, uint32_t lost)
 {
     cl_loss_trial_count(&egress->loss_trial, acked, lost);
+    cl_batches_count(&egress->batches, acked, lost);
     egress->lost_bytes += (uint64_t)lost * egress->datagram_bytes;
 }
 
@@ -251,6 +267,14 @@ void cl_egress_overflowed(struct cl_egress *egress, uint64_t now_us)
 {
     if (!egress->startup && !egress->loss_trial.trial && now_us >= egress->cut_us + CUT_US)
         overflowed(egress, egress->depth_us, now_us);
+}
+
+uint64_t cl_egress_batch(const struct cl_egress *egress, uint64_t now_us)
+{
+    if (!sends_batches(egress, now_us))
+        return 0;
+    uint64_t most = (uint64_t)egress->capacity * BATCH_MOST_US / 1000000, batch = cl_pacer_batch(&egress->pacer);
+    return batch < most ? batch : most;
 }
 
 uint64_t cl_egress_backlog_us(const struct cl_egress *egress)

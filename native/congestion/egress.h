@@ -34,6 +34,7 @@
 #include <stdbool.h>
 
 #include "congestion/active_set.h"
+#include "congestion/batches.h"
 #include "congestion/class.h"
 #include "congestion/loss_trial.h"
 #include "congestion/pacer.h"
@@ -66,6 +67,7 @@ struct cl_egress {
     bool empty;                     /* no packet waited in the last epoch */
     uint32_t epoch_samples;
     struct cl_loss_trial loss_trial;
+    struct cl_batches batches;
     uint64_t epoch_end_us;
     uint8_t last_class;       /* the least urgent class seen lately */
     uint64_t last_class_us;   /* when it was seen */
@@ -134,6 +136,9 @@ static inline uint32_t cl_egress_receivers(struct cl_egress *egress, uint64_t no
 /* The length of the queue to keep in front of the interface, as a time. While urgent packets are about, it is shorter.
  */
 double cl_egress_target_us(const struct cl_egress *egress);
+
+/* The bytes of a batch (batches.h), which may all go to one peer: what the pacer gathers. 0: now there are none. */
+uint64_t cl_egress_batch(const struct cl_egress *egress, uint64_t now_us);
 
 /* How long a full packet takes on the link. */
 static inline double cl_egress_packet_us(const struct cl_egress *egress)

@@ -104,6 +104,13 @@ static uint64_t nic_rate(const struct cl_rate_control_nic *nic)
     return 0;
 }
 
+static uint64_t nic_batch(const struct cl_rate_control_nic *nic, uint64_t now_us)
+{
+    (void)nic;
+    (void)now_us;
+    return 0;
+}
+
 static bool never(const struct cl_rate_control_nic *nic, uint64_t now_us)
 {
     (void)nic;
@@ -142,6 +149,7 @@ const struct cl_rate_control_type cl_rate_control_fixed = {.name = "fixed",
                                                            .is_contested = is_contested,
                                                            .delay_us = delay_us,
                                                            .nic_rate = nic_rate,
+                                                           .nic_batch = nic_batch,
                                                            .nic_is_mixed = never,
                                                            .nic_has_urgent = never,
                                                            .nic_port = nic_port,

@@ -2,7 +2,6 @@
 
 enum {
     LOST_MIN = 4,        /* packets */
-    TRIAL_PACKETS = 64,  /* enough to see the effect of a cut */
     MEMORY_PACKETS = 256 /* small windows are judged over several rounds: so many packets by the length of the bursts */
 };
 
@@ -44,7 +43,7 @@ enum cl_loss_trial_verdict cl_loss_trial_judge(struct cl_loss_trial *trial, bool
     if (trial->trial) {
         if (queued) {
             trial->trial = false;
-        } else if (packets < TRIAL_PACKETS) {
+        } else if (packets < trial->enough) {
             return CL_LOSS_TRIAL_NONE;
         } else {
             trial->trial = false;

@@ -16,7 +16,8 @@
 #define CL_LOSS_TRIAL_LOSS 0.02
 #define CL_LOSS_TRIAL_LOSS_PATH 0.05
 #define CL_LOSS_TRIAL_LOSS_MOST 0.35
-#define CL_LOSS_TRIAL_CUT 0.3 /* the share that the caller should cut */
+#define CL_LOSS_TRIAL_PACKETS 64 /* enough to see the effect of the cut of a rate */
+#define CL_LOSS_TRIAL_CUT 0.3    /* the share that the caller should cut */
 
 enum cl_loss_trial_verdict {
     CL_LOSS_TRIAL_NONE,
@@ -26,6 +27,7 @@ enum cl_loss_trial_verdict {
 
 struct cl_loss_trial {
     double least;         /* share of losses that is tolerated from the start */
+    uint32_t enough;      /* packets to see the effect of a cut */
     uint32_t acked, lost; /* packets since it was last judged */
     double squares;       /* sum over the bursts of the square of their lost packets */
     bool trial;           /* they were sent after a cut */

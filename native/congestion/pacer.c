@@ -36,10 +36,16 @@ uint64_t cl_pacer_ready_us(struct cl_pacer *pacer, bool urgent, uint64_t now_us)
         return now_us;
     refill(pacer, now_us);
     int64_t tokens = pacer->tokens + (urgent ? (int64_t)pacer->burst * MILLION : 0);
-    if (tokens > 0)
-        return now_us;
-    int64_t wanted = (int64_t)(pacer->burst / 4) * MILLION - tokens;
-    return now_us + (uint64_t)wanted / pacer->rate + 1;
+    int64_t batch = (int64_t)cl_pacer_batch(pacer) * MILLION;
+    bool ready = tokens >= batch || (tokens > 0 && (urgent || !pacer->gathers));
+    if (!urgent)
+        pacer->gathers = !ready;
+    return ready ? now_us : now_us + (uint64_t)(batch - tokens) / pacer->rate + 1;
+}
+
+uint64_t cl_pacer_batch(const struct cl_pacer *pacer)
+{
+    return pacer->burst / 4;
 }
 
 bool cl_pacer_is_full(const struct cl_pacer *pacer)

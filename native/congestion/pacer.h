@@ -17,15 +17,18 @@ struct cl_pacer {
     uint64_t rate;  /* bytes per second; 0: no limit */
     uint64_t burst; /* bytes */
     int64_t tokens; /* millionths of a byte; negative: in debt */
+    bool gathers;   /* a batch: nothing may leave before */
     uint64_t last_us;
 };
 
 /* Starts with a full bucket. */
 void cl_pacer_init(struct cl_pacer *pacer, uint64_t rate, uint64_t burst, uint64_t now_us);
 void cl_pacer_set(struct cl_pacer *pacer, uint64_t rate, uint64_t burst, uint64_t now_us);
-/* The time when a packet may leave: now_us, or the later time when a quarter of the burst has gathered. An urgent
- * packet may leave on debt, of a burst at most, which later packets pay. */
+/* The time when a packet may leave: now_us, or the later time when a batch has gathered. An urgent packet may leave on
+ * debt, of a burst at most, which later packets pay. */
 uint64_t cl_pacer_ready_us(struct cl_pacer *pacer, bool urgent, uint64_t now_us);
+/* The bytes that gather in an empty bucket before the next packet may leave. */
+uint64_t cl_pacer_batch(const struct cl_pacer *pacer);
 /* Whether the bucket was full at the last cl_pacer_ready_us: the pacer had held nothing back for the time of a burst.
  */
 bool cl_pacer_is_full(const struct cl_pacer *pacer);

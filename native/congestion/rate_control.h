@@ -106,6 +106,7 @@ struct cl_rate_control_type {
     bool (*is_contested)(const struct cl_rate_control *control);
     uint64_t (*delay_us)(const struct cl_rate_control *control);
     uint64_t (*nic_rate)(const struct cl_rate_control_nic *nic);
+    uint64_t (*nic_batch)(const struct cl_rate_control_nic *nic, uint64_t now_us);
     bool (*nic_is_mixed)(const struct cl_rate_control_nic *nic, uint64_t now_us);
     bool (*nic_has_urgent)(const struct cl_rate_control_nic *nic, uint64_t now_us);
     struct cl_congestion_port (*nic_port)(struct cl_rate_control_nic *nic, uint64_t now_us);

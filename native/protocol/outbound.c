@@ -335,6 +335,8 @@ static uint32_t turn_limit(const struct cl_endpoint *endpoint, const struct cl_n
     else if (turn_us > TURN_MOST_US)
         turn_us = TURN_MOST_US;
     uint64_t bytes = cl_congestion_nic_rate(&nic->congestion) * turn_us / 1000000;
+    uint64_t batch = cl_congestion_nic_batch(&nic->congestion, now_us);
+    bytes = bytes > batch ? bytes : batch;
     bytes = bytes < TURN_BYTES ? bytes : TURN_BYTES;
     return smaller(CL_QUEUE_TURN_MOST, (uint32_t)bytes / endpoint->config.datagram_bytes);
 }

@@ -2,7 +2,7 @@
  * fall when the rate falls costs little more than what is lost, between hosts that sleep as well. */
 #include "tests/all_reduce.h"
 
-enum { RATE_MBIT = 200, BUFFER_PACKETS = 500, BYTES = 8 << 20, SEEDS = 2, BURST_NS = 20000000 };
+enum { RATE_MBIT = 200, BUFFER_PACKETS = 500, BYTES = 8 << 20, SEEDS = 8, BURST_NS = 20000000 };
 
 /* The packets that reach a host are lost in bursts, as `commlayer emulate` loses them: a burst ends with each packet by
  * chance, and after some time. */

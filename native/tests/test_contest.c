@@ -271,7 +271,8 @@ TEST(test_a_trial)
         start();
         rounds(5, 100);
         round_trip(100, 1, 50);
-        trial = (struct cl_loss_trial){.least = CL_LOSS_TRIAL_LOSS, .trial = true, .before = 0.04};
+        trial = (struct cl_loss_trial){
+            .least = CL_LOSS_TRIAL_LOSS, .enough = CL_LOSS_TRIAL_PACKETS, .trial = true, .before = 0.04};
         CHECK_EQ(round_trip(100, 1, 99), CL_CONTEST_BEGAN);
         CHECK(contest.active);
         enum cl_contest_news news = CL_CONTEST_NONE;

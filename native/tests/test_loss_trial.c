@@ -4,7 +4,7 @@
 
 #include "tests/check.h"
 
-static const struct cl_loss_trial FRESH = {.least = CL_LOSS_TRIAL_LOSS};
+static const struct cl_loss_trial FRESH = {.least = CL_LOSS_TRIAL_LOSS, .enough = CL_LOSS_TRIAL_PACKETS};
 
 /* The lost packets are lost one by one. */
 static enum cl_loss_trial_verdict judge(struct cl_loss_trial *trial, uint32_t acked, uint32_t lost)

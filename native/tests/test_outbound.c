@@ -2,11 +2,20 @@
 #include "protocol/queue.h"
 #include "tests/transfer.h"
 
-enum { PEERS = 3, BYTES = 4 << 20, MESSAGES = 4, URGENT = 40, URGENT_BYTES = 500, URGENT_US = 300 };
+enum {
+    PEERS = 3,
+    BATCH_LOST = 24 /* packets to one peer that find room */,
+    BYTES = 4 << 20,
+    MESSAGES = 4,
+    URGENT = 40,
+    URGENT_BYTES = 500,
+    URGENT_US = 300
+};
 
 /* Packets of full size that leave host 0. */
 struct runs {
     uint32_t packets, runs, longest, run;
+    bool shallow; /* the port's buffer is too short for a batch */
     uint16_t peer;
 };
 
@@ -20,7 +29,7 @@ static bool see(struct network *network, uint32_t from, const struct cl_datagram
     runs->runs += !same;
     runs->longest = runs->run > runs->longest ? runs->run : runs->longest;
     runs->peer = datagram->peer;
-    return false;
+    return runs->shallow && runs->run > BATCH_LOST;
 }
 
 /* Small messages of the most urgent class, for some time. */
@@ -37,10 +46,12 @@ static void interfere(struct network *network)
     finish_transfers(transfers, URGENT);
 }
 
-/* sleep_us: the longest sleep of a host. is_urgent: only while small urgent messages leave, too. */
-static struct runs measure(double mbit_per_s, uint64_t sleep_us, bool is_urgent)
+enum beside { NOTHING, URGENT_MESSAGES /* only while small ones leave, too */, SHALLOW_PORT };
+
+/* sleep_us: the longest sleep of a host. */
+static struct runs measure(double mbit_per_s, uint64_t sleep_us, enum beside beside)
 {
-    struct runs runs = {0};
+    struct runs runs = {.shallow = beside == SHALLOW_PORT};
     SCOPED_NETWORK *network = network_new(PEERS + 1, 1, mbit_per_s, 1000, 1 << 20, 1);
     struct transfer *transfers[PEERS][MESSAGES];
     network->sleep_ns = sleep_us * 1000;
@@ -54,8 +65,12 @@ static struct runs measure(double mbit_per_s, uint64_t sleep_us, bool is_urgent)
     network_run_until(network, network_now_us(network) + 20000); /* the rate is known */
     network->drops = see;
     network->argument = &runs;
-    if (is_urgent)
+    if (beside == SHALLOW_PORT) {
+        network_run_until(network, network_now_us(network) + 100000); /* batches are given up */
+        runs = (struct runs){.shallow = true};
+    } else if (beside == URGENT_MESSAGES) {
         interfere(network);
+    }
     network_run_until(network, network_now_us(network) + 10000000);
     network->drops = NULL;
     for (uint32_t i = 0; i < PEERS * MESSAGES; i++) {
@@ -69,19 +84,27 @@ static struct runs measure(double mbit_per_s, uint64_t sleep_us, bool is_urgent)
  * super-packets. Runs end early where a window is full, or a message ends; two turns may meet at such an end. */
 TEST(test_turns_follow_the_rate)
 {
-    struct runs slow = measure(200, 0, false), fast = measure(10000, 0, false);
-    CHECK(slow.packets > 1000 && fast.packets > 500);
+    struct runs slow = measure(100, 0, NOTHING), middle = measure(1000, 0, NOTHING), fast = measure(10000, 0, NOTHING);
+    CHECK(slow.packets > 500 && middle.packets > 500 && fast.packets > 500);
     CHECK(slow.packets < 5 * slow.runs);
+    CHECK(middle.packets > 20 * middle.runs);
     CHECK(fast.packets > 15 * fast.runs);
     CHECK(fast.longest >= CL_QUEUE_TURN_MOST);
 }
 
-/* A host that comes seldom hands over much at once: to each peer more, unless urgent messages would wait for it. */
+/* Urgent messages would wait for long turns. */
+TEST(test_turns_are_short_beside_urgent_messages)
+{
+    struct runs urgent = measure(1000, 500, URGENT_MESSAGES);
+    CHECK(urgent.packets > 200);
+    CHECK(urgent.packets < 5 * urgent.runs);
+}
+
+/* Where a port has no room for batches, a host that comes seldom still hands over much at once. */
 TEST(test_turns_follow_the_pauses_of_the_host)
 {
-    struct runs awake = measure(1000, 0, false), sleepy = measure(1000, 500, false), urgent = measure(1000, 500, true);
-    CHECK(awake.packets > 500 && sleepy.packets > 500 && urgent.packets > 200);
+    struct runs awake = measure(1000, 0, SHALLOW_PORT), sleepy = measure(1000, 500, SHALLOW_PORT);
+    CHECK(awake.packets > 500 && sleepy.packets > 500);
     CHECK(awake.packets < 7 * awake.runs);
     CHECK(sleepy.packets > 9 * sleepy.runs);
-    CHECK(urgent.packets < 5 * urgent.runs);
 }

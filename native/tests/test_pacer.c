@@ -46,6 +46,21 @@ TEST(test_ready_gathers_a_quarter)
     CHECK_EQ(cl_pacer_ready_us(&pacer, false, 10 * PACKET + 1), 10 * PACKET + 1);
 }
 
+/* A sender that looks often sends no single packets meanwhile. Urgent ones may leave, and change nothing. */
+TEST(test_nothing_leaves_while_a_batch_gathers)
+{
+    struct cl_pacer pacer;
+    cl_pacer_init(&pacer, 1000000, 40 * PACKET, 0);
+    CHECK_EQ(cl_pacer_batch(&pacer), 10 * PACKET);
+    cl_pacer_sent(&pacer, 40 * PACKET);
+    for (uint64_t now_us = 0; now_us < 10 * PACKET; now_us += PACKET / 4) {
+        CHECK_EQ(cl_pacer_ready_us(&pacer, true, now_us), now_us);
+        uint64_t ready_us = cl_pacer_ready_us(&pacer, false, now_us);
+        CHECK(ready_us >= 10 * PACKET && ready_us <= 10 * PACKET + 1);
+    }
+    CHECK_EQ(drain(&pacer, 10 * PACKET, 10 * PACKET + 1, 1), 10 * PACKET);
+}
+
 TEST(test_urgent_goes_on_debt)
 {
     struct cl_pacer pacer;

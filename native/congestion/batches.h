@@ -1,0 +1,35 @@
+/*
+ * Batches: whether the packets of an interface leave in batches, as many at once as its pacer gathers. The kernel
+ * handles a batch to one peer as one packet, which costs the host's processor much less. But the buffer of a port may
+ * be too short for a batch, and then a part of each is lost: too little for the sender to slow down, and for nothing.
+ * Other losses do not depend on batches. So where packets are lost, the sender tries it out, by a loss trial: it sends
+ * without batches. If the losses stop, or nearly, it goes on so for some time. If they go on, it sends batches again.
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "congestion/loss_trial.h"
+
+struct cl_batches {
+    struct cl_loss_trial trial;
+    uint64_t settles_us; /* losses that are found until then may be of packets that left before the trial */
+    uint64_t single_until_us;
+};
+
+void cl_batches_init(struct cl_batches *batches);
+/* Packets that were acknowledged, or found to be lost at the same time. */
+static inline void cl_batches_count(struct cl_batches *batches, uint32_t acked, uint32_t lost)
+{
+    cl_loss_trial_count(&batches->trial, acked, lost);
+}
+/* The caller asks for it once a round trip or so. */
+void cl_batches_judge(struct cl_batches *batches, uint64_t now_us);
+/* Forgets the packets counted so far: they left while something else was tried. */
+void cl_batches_skip(struct cl_batches *batches);
+
+static inline bool cl_batches_wanted(const struct cl_batches *batches, uint64_t now_us)
+{
+    return !batches->trial.trial && now_us >= batches->single_until_us;
+}

@@ -1,0 +1,71 @@
+#include "congestion/batches.h"
+
+#include "tests/check.h"
+
+enum { ROUND_US = 1000, PACKETS = 100 /* per round */ };
+
+/* Rounds in which `lost` of PACKETS are lost one by one, until batches are wanted or not; at most so many. */
+static int rounds_until(struct cl_batches *batches, bool wanted, uint32_t lost, uint64_t *now_us, int most)
+{
+    int rounds = 0;
+    for (; rounds < most && cl_batches_wanted(batches, *now_us) != wanted; rounds++) {
+        *now_us += ROUND_US;
+        cl_batches_count(batches, PACKETS - lost, 0);
+        for (uint32_t i = 0; i < lost; i++)
+            cl_batches_count(batches, 0, 1);
+        cl_batches_judge(batches, *now_us);
+    }
+    return rounds;
+}
+
+TEST(test_few_losses_are_no_reason)
+{
+    struct cl_batches batches;
+    uint64_t now_us = 1000000;
+    cl_batches_init(&batches);
+    CHECK(cl_batches_wanted(&batches, now_us));
+    CHECK_EQ(rounds_until(&batches, false, 0, &now_us, 1000), 1000);
+    CHECK_EQ(rounds_until(&batches, false, 1, &now_us, 1000), 1000);
+    CHECK(rounds_until(&batches, false, 4, &now_us, 1000) < 10);
+}
+
+/* The buffer is too short for a batch. */
+TEST(test_losses_that_stop_without_batches)
+{
+    struct cl_batches batches;
+    uint64_t now_us = 1000000;
+    cl_batches_init(&batches);
+    rounds_until(&batches, false, 4, &now_us, 1000);
+    uint64_t start_us = now_us;
+    for (int i = 0; i < 15; i++) { /* these packets left before */
+        CHECK_EQ(rounds_until(&batches, true, 50, &now_us, 1), 1);
+    }
+    CHECK(rounds_until(&batches, true, 0, &now_us, 100000) > 500);
+    CHECK(now_us > start_us + 1000000 && now_us < start_us + 1100000);
+    CHECK(rounds_until(&batches, false, 4, &now_us, 1000) < 10); /* and again */
+}
+
+/* The link loses packets, whatever the sender does. */
+TEST(test_losses_that_go_on_without_batches)
+{
+    struct cl_batches batches;
+    uint64_t now_us = 1000000;
+    cl_batches_init(&batches);
+    rounds_until(&batches, false, 4, &now_us, 1000);
+    uint64_t start_us = now_us;
+    CHECK(rounds_until(&batches, true, 4, &now_us, 1000) < 100);
+    CHECK(now_us > start_us + 20000); /* enough packets to tell */
+    CHECK_EQ(rounds_until(&batches, false, 4, &now_us, 1000), 1000);
+}
+
+TEST(test_packets_of_other_trials_do_not_count)
+{
+    struct cl_batches batches;
+    uint64_t now_us = 1000000;
+    cl_batches_init(&batches);
+    for (int i = 0; i < 100; i++) {
+        cl_batches_count(&batches, 0, 3);
+        cl_batches_skip(&batches);
+    }
+    CHECK_EQ(rounds_until(&batches, false, 0, &now_us, 100), 100);
+}
