@@ -15,19 +15,27 @@ void cl_batches_init(struct cl_batches *batches)
 
 void cl_batches_judge(struct cl_batches *batches, uint64_t now_us)
 {
+    struct cl_loss_trial *trial = &batches->trial;
     if (now_us < batches->settles_us || now_us < batches->single_until_us) {
-        cl_batches_skip(batches);
+        cl_loss_trial_skip(trial);
         return;
     }
-    bool tried = batches->trial.trial;
-    enum cl_loss_trial_verdict verdict = cl_loss_trial_judge(&batches->trial, false);
-    if (verdict == CL_LOSS_TRIAL_FULL && batches->trial.trial)
+    bool tried = trial->trial;
+    if (tried && now_us >= batches->settles_us + SINGLE_US) {
+        cl_batches_forget(batches); /* too few packets for a verdict */
+        return;
+    }
+    enum cl_loss_trial_verdict verdict = cl_loss_trial_judge(trial, false);
+    if (!tried && trial->trial) {
         batches->settles_us = now_us + SETTLE_US;
-    else if (verdict == CL_LOSS_TRIAL_FULL || (tried && verdict == CL_LOSS_TRIAL_NONE && !batches->trial.trial))
+    } else if (verdict == CL_LOSS_TRIAL_FULL || (tried && verdict == CL_LOSS_TRIAL_NONE && !trial->trial)) {
+        trial->trial = false; /* most losses have stopped; what is left may be too much all the same */
         batches->single_until_us = now_us + SINGLE_US;
+    }
 }
 
-void cl_batches_skip(struct cl_batches *batches)
+void cl_batches_forget(struct cl_batches *batches)
 {
+    batches->trial.trial = false;
     cl_loss_trial_skip(&batches->trial);
 }

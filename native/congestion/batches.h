@@ -14,7 +14,7 @@
 
 struct cl_batches {
     struct cl_loss_trial trial;
-    uint64_t settles_us; /* losses that are found until then may be of packets that left before the trial */
+    uint64_t settles_us; /* losses that are found until then may be of packets that left before the last trial */
     uint64_t single_until_us;
 };
 
@@ -26,8 +26,9 @@ static inline void cl_batches_count(struct cl_batches *batches, uint32_t acked, 
 }
 /* The caller asks for it once a round trip or so. */
 void cl_batches_judge(struct cl_batches *batches, uint64_t now_us);
-/* Forgets the packets counted so far: they left while something else was tried. */
-void cl_batches_skip(struct cl_batches *batches);
+/* Forgets the packets counted so far, and ends a trial: the caller has changed something else, which may be the reason
+ * why losses begin or stop. */
+void cl_batches_forget(struct cl_batches *batches);
 
 static inline bool cl_batches_wanted(const struct cl_batches *batches, uint64_t now_us)
 {

@@ -96,8 +96,7 @@ static bool sends_batches(const struct cl_egress *egress, uint64_t now_us)
 uint64_t cl_egress_ready_us(struct cl_egress *egress, uint8_t class, uint64_t now_us)
 {
     bool borrows = cl_egress_urgent(egress, class, now_us) && egress->borrowed < egress->pacer.burst;
-    if (!sends_batches(egress, now_us))
-        egress->pacer.gathers = false;
+    egress->pacer.batches = sends_batches(egress, now_us);
     return cl_pacer_ready_us(&egress->pacer, borrows, now_us);
 }
 
@@ -146,15 +145,15 @@ static void adapt_depth(struct cl_egress *egress, uint64_t now_us)
     struct cl_loss_trial *trial = &egress->loss_trial;
     if (now_us < egress->cut_us + CUT_US) {
         cl_loss_trial_skip(trial);
-        cl_batches_skip(&egress->batches);
+        cl_batches_forget(&egress->batches);
         return;
     }
-    if (trial->trial)
-        cl_batches_skip(&egress->batches);
-    else
-        cl_batches_judge(&egress->batches, now_us);
     bool tried = trial->trial;
     enum cl_loss_trial_verdict verdict = cl_loss_trial_judge(trial, false);
+    if (tried || verdict != CL_LOSS_TRIAL_NONE)
+        cl_batches_forget(&egress->batches);
+    else
+        cl_batches_judge(&egress->batches, now_us);
     if (verdict == CL_LOSS_TRIAL_FULL)
         overflowed(egress, tried ? egress->cut_depth_us : egress->depth_us, now_us);
     else if (verdict == CL_LOSS_TRIAL_LOSSY)
@@ -168,10 +167,12 @@ static void adapt_depth(struct cl_egress *egress, uint64_t now_us)
 static void end_epoch(struct cl_egress *egress, uint64_t now_us)
 {
     egress->queue_us = egress->epoch_queue_us;
-    if (egress->startup)
+    if (egress->startup) {
         set_depth(egress, egress->queue_us < cl_egress_target_us(egress) / 2);
-    else
+        cl_batches_forget(&egress->batches);
+    } else {
         adapt_depth(egress, now_us);
+    }
     egress->empty = egress->epoch_longest_us < cl_egress_target_us(egress) / 4;
     egress->epoch_queue_us = UINT32_MAX;
     egress->epoch_longest_us = 0;

@@ -37,7 +37,7 @@ uint64_t cl_pacer_ready_us(struct cl_pacer *pacer, bool urgent, uint64_t now_us)
     refill(pacer, now_us);
     int64_t tokens = pacer->tokens + (urgent ? (int64_t)pacer->burst * MILLION : 0);
     int64_t batch = (int64_t)cl_pacer_batch(pacer) * MILLION;
-    bool ready = tokens >= batch || (tokens > 0 && (urgent || !pacer->gathers));
+    bool ready = tokens >= batch || (tokens > 0 && (urgent || !pacer->batches || !pacer->gathers));
     if (!urgent)
         pacer->gathers = !ready;
     return ready ? now_us : now_us + (uint64_t)(batch - tokens) / pacer->rate + 1;

@@ -17,17 +17,19 @@ struct cl_pacer {
     uint64_t rate;  /* bytes per second; 0: no limit */
     uint64_t burst; /* bytes */
     int64_t tokens; /* millionths of a byte; negative: in debt */
-    bool gathers;   /* a batch: nothing may leave before */
+    bool batches; /* an empty bucket has to gather a batch before packets leave; the caller may change it at any time */
+    bool gathers; /* it has been empty, and has no batch yet */
     uint64_t last_us;
 };
 
 /* Starts with a full bucket. */
 void cl_pacer_init(struct cl_pacer *pacer, uint64_t rate, uint64_t burst, uint64_t now_us);
 void cl_pacer_set(struct cl_pacer *pacer, uint64_t rate, uint64_t burst, uint64_t now_us);
-/* The time when a packet may leave: now_us, or the later time when a batch has gathered. An urgent packet may leave on
+/* The time when a packet may leave: now_us, or the later time when a batch has gathered, which
+ * is also the best time to ask again without `batches`. An urgent packet may leave on
  * debt, of a burst at most, which later packets pay. */
 uint64_t cl_pacer_ready_us(struct cl_pacer *pacer, bool urgent, uint64_t now_us);
-/* The bytes that gather in an empty bucket before the next packet may leave. */
+/* The bytes of a batch. */
 uint64_t cl_pacer_batch(const struct cl_pacer *pacer);
 /* Whether the bucket was full at the last cl_pacer_ready_us: the pacer had held nothing back for the time of a burst.
  */

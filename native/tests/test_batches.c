@@ -58,6 +58,29 @@ TEST(test_losses_that_go_on_without_batches)
     CHECK_EQ(rounds_until(&batches, false, 4, &now_us, 1000), 1000);
 }
 
+/* Others fill the buffer, too: without batches fewer packets are lost, but still too many. */
+TEST(test_losses_that_nearly_stop)
+{
+    struct cl_batches batches;
+    uint64_t now_us = 1000000;
+    cl_batches_init(&batches);
+    rounds_until(&batches, false, 10, &now_us, 1000);
+    uint64_t start_us = now_us;
+    rounds_until(&batches, true, 4, &now_us, 100000);
+    CHECK(now_us > start_us + 1000000 && now_us < start_us + 1100000);
+}
+
+TEST(test_a_trial_without_enough_packets_ends)
+{
+    struct cl_batches batches;
+    uint64_t now_us = 1000000;
+    cl_batches_init(&batches);
+    rounds_until(&batches, false, 4, &now_us, 1000);
+    CHECK(!cl_batches_wanted(&batches, now_us + 10000000));
+    cl_batches_judge(&batches, now_us + 10000000);
+    CHECK(cl_batches_wanted(&batches, now_us + 10000000));
+}
+
 TEST(test_packets_of_other_trials_do_not_count)
 {
     struct cl_batches batches;
@@ -65,7 +88,11 @@ TEST(test_packets_of_other_trials_do_not_count)
     cl_batches_init(&batches);
     for (int i = 0; i < 100; i++) {
         cl_batches_count(&batches, 0, 3);
-        cl_batches_skip(&batches);
+        cl_batches_forget(&batches);
     }
     CHECK_EQ(rounds_until(&batches, false, 0, &now_us, 100), 100);
+    rounds_until(&batches, false, 4, &now_us, 1000);
+    CHECK(!cl_batches_wanted(&batches, now_us));
+    cl_batches_forget(&batches);
+    CHECK(cl_batches_wanted(&batches, now_us));
 }

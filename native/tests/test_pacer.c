@@ -52,6 +52,7 @@ TEST(test_nothing_leaves_while_a_batch_gathers)
     struct cl_pacer pacer;
     cl_pacer_init(&pacer, 1000000, 40 * PACKET, 0);
     CHECK_EQ(cl_pacer_batch(&pacer), 10 * PACKET);
+    pacer.batches = true;
     cl_pacer_sent(&pacer, 40 * PACKET);
     for (uint64_t now_us = 0; now_us < 10 * PACKET; now_us += PACKET / 4) {
         CHECK_EQ(cl_pacer_ready_us(&pacer, true, now_us), now_us);
