@@ -139,7 +139,7 @@ static inline uint64_t cl_congestion_nic_rate(const struct cl_congestion_nic *ni
     return nic->control.type->nic_rate(&nic->control);
 }
 
-/* The bytes of a batch, which may all go to one peer; 0: packets do not leave in batches. */
+/* The bytes of a batch that may go to one peer; 0: packets do not leave in batches. */
 static inline uint64_t cl_congestion_nic_batch(const struct cl_congestion_nic *nic, uint64_t now_us)
 {
     return nic->control.type->nic_batch(&nic->control, now_us);

@@ -137,7 +137,8 @@ static inline uint32_t cl_egress_receivers(struct cl_egress *egress, uint64_t no
  */
 double cl_egress_target_us(const struct cl_egress *egress);
 
-/* The bytes of a batch (batches.h), which may all go to one peer: what the pacer gathers. 0: now there are none. */
+/* The bytes of a batch (batches.h) that may go to one peer: what the pacer gathers, but no more than leaves in a short
+ * time, for which other peers wait. 0: now there are no batches. */
 uint64_t cl_egress_batch(const struct cl_egress *egress, uint64_t now_us);
 
 /* How long a full packet takes on the link. */
