@@ -193,8 +193,8 @@ TEST(test_search_by_urgent_packets)
     CHECK(egress.capacity > 0.9 * capacity);
 }
 
-/* Packets that leave in a burst and overtake others arrive up to 1.19 times as fast as the link sends them while a queue
- * elsewhere drains. The estimate may become that high, whatever the phase of that queue, but no higher. */
+/* Packets that leave in a burst and overtake others arrive up to 1.19 times as fast as the link sends them while a
+ * queue elsewhere drains. The estimate may become that high, whatever the phase of that queue, but no higher. */
 TEST(test_overtaking_is_no_capacity)
 {
     double capacity = ON_WIRE * 1e6 / 60;
