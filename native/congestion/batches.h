@@ -1,9 +1,10 @@
 /*
- * Batches: whether the packets of an interface leave in batches, as many at once as its pacer gathers. The kernel
- * handles a batch to one peer as one packet, which costs the host's processor much less. But the buffer of a port may
- * be too short for a batch, and then a part of each is lost: too little for the sender to slow down, and for nothing.
- * Other losses do not depend on batches. So where packets are lost, the sender tries it out, by a loss trial: it sends
- * without batches. If the losses stop, or nearly, it goes on so for some time. If they go on, it sends batches again.
+ * Batches: whether the packets of an interface leave in batches, as many at once as its pacer gathers, or without. The
+ * kernel handles a batch to one peer as one packet, which costs the host's processor much less. But the buffer of a
+ * port may be too short for a batch, and then a part of each batch is lost: too little for the sender to slow down.
+ * Losses that the link itself causes do not depend on batches. So where packets are lost, the sender makes a loss
+ * trial: it sends without batches. If more than half of the losses stop, it sends none for some time. Otherwise it
+ * sends batches again.
  */
 #pragma once
 

@@ -17,17 +17,17 @@ struct cl_pacer {
     uint64_t rate;  /* bytes per second; 0: no limit */
     uint64_t burst; /* bytes */
     int64_t tokens; /* millionths of a byte; negative: in debt */
-    bool batches; /* an empty bucket has to gather a batch before packets leave; the caller may change it at any time */
-    bool gathers; /* it has been empty, and has no batch yet */
+    bool batches;   /* after the bucket was empty, no packet leaves before a batch has gathered; the caller sets it */
+    bool gathers;   /* the bucket was empty, and no batch has gathered since */
     uint64_t last_us;
 };
 
 /* Starts with a full bucket. */
 void cl_pacer_init(struct cl_pacer *pacer, uint64_t rate, uint64_t burst, uint64_t now_us);
 void cl_pacer_set(struct cl_pacer *pacer, uint64_t rate, uint64_t burst, uint64_t now_us);
-/* The time when a packet may leave: now_us, or the later time when a batch has gathered, which
- * is also the best time to ask again without `batches`. An urgent packet may leave on
- * debt, of a burst at most, which later packets pay. */
+/* now_us, if a packet may leave; else the time when a batch will have gathered. Without `batches` a packet may leave
+ * earlier, but to ask then costs more timers. An urgent packet may leave on debt, of a burst at most, which later
+ * packets pay. */
 uint64_t cl_pacer_ready_us(struct cl_pacer *pacer, bool urgent, uint64_t now_us);
 /* The bytes of a batch. */
 uint64_t cl_pacer_batch(const struct cl_pacer *pacer);

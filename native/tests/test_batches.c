@@ -18,6 +18,16 @@ static int rounds_until(struct cl_batches *batches, bool wanted, uint32_t lost, 
     return rounds;
 }
 
+/* Batches in a trial, which begins as `lost` of PACKETS are lost. */
+static struct cl_batches begin_trial(uint32_t lost, uint64_t *now_us)
+{
+    struct cl_batches batches;
+    *now_us = 1000000;
+    cl_batches_init(&batches);
+    CHECK(rounds_until(&batches, false, lost, now_us, 1000) < 10);
+    return batches;
+}
+
 TEST(test_few_losses_are_no_reason)
 {
     struct cl_batches batches;
@@ -32,14 +42,11 @@ TEST(test_few_losses_are_no_reason)
 /* The buffer is too short for a batch. */
 TEST(test_losses_that_stop_without_batches)
 {
-    struct cl_batches batches;
-    uint64_t now_us = 1000000;
-    cl_batches_init(&batches);
-    rounds_until(&batches, false, 4, &now_us, 1000);
+    uint64_t now_us;
+    struct cl_batches batches = begin_trial(4, &now_us);
     uint64_t start_us = now_us;
-    for (int i = 0; i < 15; i++) { /* these packets left before */
+    for (int i = 0; i < 15; i++) /* these packets left before */
         CHECK_EQ(rounds_until(&batches, true, 50, &now_us, 1), 1);
-    }
     CHECK(rounds_until(&batches, true, 0, &now_us, 100000) > 500);
     CHECK(now_us > start_us + 1000000 && now_us < start_us + 1100000);
     CHECK(rounds_until(&batches, false, 4, &now_us, 1000) < 10); /* and again */
@@ -48,10 +55,8 @@ TEST(test_losses_that_stop_without_batches)
 /* The link loses packets, whatever the sender does. */
 TEST(test_losses_that_go_on_without_batches)
 {
-    struct cl_batches batches;
-    uint64_t now_us = 1000000;
-    cl_batches_init(&batches);
-    rounds_until(&batches, false, 4, &now_us, 1000);
+    uint64_t now_us;
+    struct cl_batches batches = begin_trial(4, &now_us);
     uint64_t start_us = now_us;
     CHECK(rounds_until(&batches, true, 4, &now_us, 1000) < 100);
     CHECK(now_us > start_us + 20000); /* enough packets to tell */
@@ -61,10 +66,8 @@ TEST(test_losses_that_go_on_without_batches)
 /* Others fill the buffer, too: without batches fewer packets are lost, but still too many. */
 TEST(test_losses_that_nearly_stop)
 {
-    struct cl_batches batches;
-    uint64_t now_us = 1000000;
-    cl_batches_init(&batches);
-    rounds_until(&batches, false, 10, &now_us, 1000);
+    uint64_t now_us;
+    struct cl_batches batches = begin_trial(10, &now_us);
     uint64_t start_us = now_us;
     rounds_until(&batches, true, 4, &now_us, 100000);
     CHECK(now_us > start_us + 1000000 && now_us < start_us + 1100000);
@@ -72,10 +75,8 @@ TEST(test_losses_that_nearly_stop)
 
 TEST(test_a_trial_without_enough_packets_ends)
 {
-    struct cl_batches batches;
-    uint64_t now_us = 1000000;
-    cl_batches_init(&batches);
-    rounds_until(&batches, false, 4, &now_us, 1000);
+    uint64_t now_us;
+    struct cl_batches batches = begin_trial(4, &now_us);
     CHECK(!cl_batches_wanted(&batches, now_us + 10000000));
     cl_batches_judge(&batches, now_us + 10000000);
     CHECK(cl_batches_wanted(&batches, now_us + 10000000));

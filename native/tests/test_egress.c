@@ -258,6 +258,21 @@ TEST(test_batches)
     CHECK_EQ(cl_egress_batch(&egress, now_us), batch);
 }
 
+/* After a cut of the bucket, that may be the reason why losses stop: it ends a trial of batches. */
+TEST(test_a_cut_ends_a_trial_of_batches)
+{
+    for (int cut = 0; cut <= 1; cut++) {
+        struct cl_egress egress;
+        learn(&egress);
+        egress.batches.trial.trial = true;
+        egress.batches.settles_us = 2000000;
+        if (cut)
+            cl_egress_overflowed(&egress, 2000000);
+        run_link(&egress, 60, 2000000, 2015000);
+        CHECK_EQ(egress.batches.trial.trial, !cut);
+    }
+}
+
 /* Windows let a tenth of the link's packets go, to a port where they wait a long time: where switches mark packets,
  * that long queue is not taken for the link's own. */
 TEST(test_marked_queues_are_not_ours)

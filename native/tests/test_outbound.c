@@ -4,7 +4,7 @@
 
 enum {
     PEERS = 3,
-    BATCH_LOST = 24 /* packets to one peer that find room */,
+    SHALLOW_PACKETS = 24, /* in a row to one peer: what finds room in a shallow port */
     BYTES = 4 << 20,
     MESSAGES = 4,
     URGENT = 40,
@@ -29,7 +29,7 @@ static bool see(struct network *network, uint32_t from, const struct cl_datagram
     runs->runs += !same;
     runs->longest = runs->run > runs->longest ? runs->run : runs->longest;
     runs->peer = datagram->peer;
-    return runs->shallow && runs->run > BATCH_LOST;
+    return runs->shallow && runs->run > SHALLOW_PACKETS;
 }
 
 /* Small messages of the most urgent class, for some time. */
