@@ -1,16 +1,17 @@
 #include "congestion/batches.h"
 
 enum {
-    TRIAL_PACKETS = 2000,
+    TRIAL_PACKETS = 8000, /* 250 batches: a few of them may be lost by chance */
     SETTLE_US = 20000,   /* losses of one overflow are found over this time */
     SINGLE_US = 1000000, /* without batches: after a trial that succeeded, and the longest trial */
 };
 
 static const double LOSS_LEAST = 0.01; /* a smaller share is not worth a trial */
+static const double BURSTS_LEAST = 6;
 
 void cl_batches_init(struct cl_batches *batches)
 {
-    *batches = (struct cl_batches){.trial = {.least = LOSS_LEAST, .enough = TRIAL_PACKETS}};
+    *batches = (struct cl_batches){.trial = {.least = LOSS_LEAST, .bursts = BURSTS_LEAST, .enough = TRIAL_PACKETS}};
 }
 
 void cl_batches_judge(struct cl_batches *batches, uint64_t now_us)

@@ -27,7 +27,8 @@ static bool exceeds(const struct cl_loss_trial *trial)
 {
     double packets = (double)trial->acked + trial->lost, part = tolerance(trial);
     double excess = trial->lost - part * packets;
-    return trial->lost >= LOST_MIN && excess > 0 && excess * excess > SURE * part * packets * burst_packets(trial);
+    return trial->lost >= LOST_MIN && trial->lost >= trial->bursts * burst_packets(trial) && excess > 0 &&
+           excess * excess > SURE * part * packets * burst_packets(trial);
 }
 
 void cl_loss_trial_skip(struct cl_loss_trial *trial)
@@ -64,7 +65,7 @@ enum cl_loss_trial_verdict cl_loss_trial_judge(struct cl_loss_trial *trial, bool
         cl_loss_trial_skip(trial);
         return CL_LOSS_TRIAL_FULL;
     }
-    if (packets >= MEMORY_PACKETS * burst_packets(trial)) {
+    if (packets >= trial->enough && packets >= MEMORY_PACKETS * burst_packets(trial)) {
         if (part < trial->tolerated / 2)
             trial->tolerated *= FORGET;
         trial->acked /= 2;
