@@ -2,8 +2,8 @@
 
 enum {
     TRIAL_PACKETS = 8000, /* 250 batches: a few of them may be lost by chance */
-    SETTLE_US = 20000,   /* losses of one overflow are found over this time */
-    SINGLE_US = 1000000, /* without batches: after a trial that succeeded, and the longest trial */
+    SETTLE_US = 20000,    /* losses of one overflow are found over this time */
+    SINGLE_US = 1000000,  /* without batches: after a trial that succeeded, and the longest trial */
 };
 
 static const double LOSS_LEAST = 0.01; /* a smaller share is not worth a trial */
