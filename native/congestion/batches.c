@@ -1,7 +1,7 @@
 #include "congestion/batches.h"
 
 enum {
-    TRIAL_PACKETS = 8000, /* 250 batches: a few of them may be lost by chance */
+    TRIAL_PACKETS = 8000, /* 250 long batches: a few of them may be lost by chance */
     SETTLE_US = 20000,    /* losses of one overflow are found over this time */
     SINGLE_US = 1000000,  /* without batches: after a trial that succeeded, and the longest trial */
 };

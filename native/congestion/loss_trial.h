@@ -27,8 +27,8 @@ enum cl_loss_trial_verdict {
 
 struct cl_loss_trial {
     double least;         /* share of losses that is tolerated from the start */
-    double bursts;        /* of lost packets: fewer are chance */
-    uint32_t enough;      /* packets to see the effect of a cut; before, so many are remembered at least */
+    double bursts;        /* the least number of bursts that counts: fewer are chance */
+    uint32_t enough;      /* packets to see the effect of a cut; without a trial, so many are remembered at least */
     uint32_t acked, lost; /* packets since it was last judged */
     double squares;       /* sum over the bursts of the square of their lost packets */
     bool trial;           /* they were sent after a cut */

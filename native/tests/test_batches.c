@@ -55,6 +55,21 @@ TEST(test_a_lost_batch_is_no_reason)
     }
 }
 
+/* Several bursts within a short time are no reason either, if few packets are lost in a longer time. */
+TEST(test_losses_now_and_then_are_no_reason)
+{
+    struct cl_batches batches;
+    uint64_t now_us = 1000000;
+    cl_batches_init(&batches);
+    for (int i = 0; i < 20; i++) {
+        CHECK_EQ(rounds_until(&batches, false, 0, &now_us, 60), 60);
+        for (int burst = 0; burst < 7; burst++) {
+            cl_batches_count(&batches, 0, 7);
+            CHECK_EQ(rounds_until(&batches, false, 0, &now_us, 1), 1);
+        }
+    }
+}
+
 /* The buffer is too short for a batch. */
 TEST(test_losses_that_stop_without_batches)
 {
