@@ -4,7 +4,7 @@
 
 enum {
     PEERS = 3,
-    SHALLOW_PACKETS = 24, /* in a row to one peer: what finds room in a shallow port */
+    SHALLOW_PACKETS = 8, /* in a row to one peer: what finds room in a shallow port. With more, short batches fit. */
     BYTES = 4 << 20,
     MESSAGES = 4,
     URGENT = 40,
