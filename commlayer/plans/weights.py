@@ -87,9 +87,10 @@ def weights_for(rates: Sequence[Rates], present: Weights = EQUAL) -> Weights:
     if time_of(weights, links) >= WORTH * time_of(present.weights, links):
         return present
     enough = WORTH * time_of((), links)
+    otherwise = EQUAL if time_of((), links) < WORTH * time_of(present.weights, links) else present
     return next(
         (Weights(weights, count) for count in range(1, SEGMENTS_MOST + 1) if time_of(weights, links, count) < enough),
-        present,
+        otherwise,
     )
 
 

@@ -207,7 +207,7 @@ class NativeGroup:
     def rates(self) -> tuple[float, float]:
         others = [self._peers[rank] for host in self.hosts if self.rank not in host for rank in host]
         found = {
-            path.port: (path.delivered_bytes, path.arrived_bytes)
+            self.engine.address(path.port): (path.delivered_bytes, path.arrived_bytes)
             for _, _, path in self.engine.path_counters(others)
             if not path.is_dead
         }

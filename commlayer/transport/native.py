@@ -407,6 +407,11 @@ class Engine:
         twins = [name for name in set(names) if names.count(name) > 1]
         return [f"{name}#{names[:i].count(name)}" if name in twins else name for i, name in enumerate(names)]
 
+    def address(self, port: int) -> str:
+        """The local address of a path, by its number `port`: several sockets may share it, and the figures of its
+        interface."""
+        return str(self._ports[port]["address"])
+
     def remote(self, peer: int, path: int) -> str:
         """The other end of a path, for people."""
         return str(self._addresses(self._remotes.get(peer, ())[path : path + 1])["remote"])

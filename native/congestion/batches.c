@@ -2,7 +2,6 @@
 
 enum {
     TRIAL_PACKETS = 8000, /* 250 long batches: a few of them may be lost by chance */
-    SETTLE_US = 20000,    /* losses of one overflow are found over this time */
     SINGLE_US = 1000000,  /* without batches: after a trial that succeeded, and the longest trial */
 };
 
@@ -14,7 +13,7 @@ void cl_batches_init(struct cl_batches *batches)
     *batches = (struct cl_batches){.trial = {.least = LOSS_LEAST, .bursts = BURSTS_LEAST, .enough = TRIAL_PACKETS}};
 }
 
-void cl_batches_judge(struct cl_batches *batches, uint64_t now_us)
+void cl_batches_judge(struct cl_batches *batches, uint32_t round_trip_us, uint64_t now_us)
 {
     struct cl_loss_trial *trial = &batches->trial;
     if (now_us < batches->settles_us || now_us < batches->single_until_us) {
@@ -28,7 +27,7 @@ void cl_batches_judge(struct cl_batches *batches, uint64_t now_us)
     }
     enum cl_loss_trial_verdict verdict = cl_loss_trial_judge(trial, false);
     if (!tried && trial->trial) {
-        batches->settles_us = now_us + SETTLE_US;
+        batches->settles_us = now_us + cl_loss_trial_settle_us(round_trip_us);
     } else if (verdict == CL_LOSS_TRIAL_FULL || (tried && verdict == CL_LOSS_TRIAL_NONE && !trial->trial)) {
         trial->trial = false; /* most losses have stopped; what is left may be too much all the same */
         batches->single_until_us = now_us + SINGLE_US;

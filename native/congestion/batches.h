@@ -25,8 +25,8 @@ static inline void cl_batches_count(struct cl_batches *batches, uint32_t acked, 
 {
     cl_loss_trial_count(&batches->trial, acked, lost);
 }
-/* The caller asks for it once a round trip or so. */
-void cl_batches_judge(struct cl_batches *batches, uint64_t now_us);
+/* The caller asks for it once a round trip or so. round_trip_us: the longest of the interface. */
+void cl_batches_judge(struct cl_batches *batches, uint32_t round_trip_us, uint64_t now_us);
 /* Forgets the packets counted so far, and ends a trial: the caller has changed something else, which may be the reason
  * why losses begin or stop. */
 void cl_batches_forget(struct cl_batches *batches);

@@ -108,6 +108,11 @@ static void judge_contest(struct cl_delay *delay, const struct cl_congestion_ack
         cl_cc_resume(&delay->cc, cl_contest_window(&delay->contest));
 }
 
+static uint64_t lesser(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
 static void acknowledged(struct cl_rate_control *control, const struct cl_congestion_ack *ack, uint64_t now_us)
 {
     struct cl_delay *delay = (struct cl_delay *)(void *)control; /* its first member */
@@ -118,8 +123,9 @@ static void acknowledged(struct cl_rate_control *control, const struct cl_conges
                                   .largest = ack->largest,
                                   .next = ack->next,
                                   .limited = ack->limited};
-    if (ack->port_senders > 0)
-        sample.share = (uint64_t)ack->port_rate * 1000 / ack->port_senders;
+    if (ack->port_senders >
+        0) /* a share of the port that this interface does not carry would only fill its own queue */
+        sample.share = lesser((uint64_t)ack->port_rate * 1000 / ack->port_senders, (uint64_t)egress->capacity);
     sample.crowded = ack->port_senders > 1 && sample.share && ack->port_senders > cl_egress_receivers(egress, now_us);
     const struct cl_congestion_timing *timing = &ack->timing;
     judge_contest(delay, ack, now_us);
@@ -131,12 +137,14 @@ static void acknowledged(struct cl_rate_control *control, const struct cl_conges
                                         .snapshot = timing->packet.egress,
                                         .sent_us = timing->sent_us,
                                         .clock_us = timing->clock_us,
-                                        .queue_us = timing->queue_us};
+                                        .queue_us = timing->queue_us,
+                                        .round_trip_us = timing->base_us + timing->queue_us};
         sample.timed = true;
-        sample.packet_us = (uint32_t)cl_egress_packet_us(egress);
         sample.queue_us = cl_egress_on_sample(egress, &delay->view, &left, now_us);
-        sample.base_us = timing->base_us;
+        delay->base_us = timing->base_us;
     }
+    sample.packet_us = (uint32_t)cl_egress_packet_us(egress);
+    sample.base_us = delay->base_us; /* without timing, what the last acknowledgement told */
     egress->marked |= ack->marked > 0;
     cl_egress_on_settled(egress, ack->packets, 0);
     cl_cc_on_acked(&delay->cc, &sample);

@@ -17,14 +17,16 @@ enum {
     RECOVERY = 8, /* depths */
     TARGET_PACKETS = 8,
     WEIGHT_MAX = 8,
-    CUT_US = 20000,      /* losses of one overflow arrive over this time */
-    BATCH_MOST_US = 400, /* other peers wait for its end */
+    CONFIRMED = 8,           /* measurements */
+    ROUND_TRIP_MEMORY = 128, /* epochs: acknowledgements of long ways may come far apart */
+    BATCH_MOST_US = 400,     /* other peers wait for its end */
 };
 
 static const double TARGET_DEPTHS = 0.5;
 static const double GAIN_STARTUP = 2;
 static const double GAIN_EMPTY = 1.25; /* no packet waits: the link can carry more */
 static const double GAIN_MIN = 0.5;
+static const double SLOW_WAY = 0.5; /* of the capacity */
 
 /* A fixed number of packets is part of the target: where several hosts share a bottleneck, a slower host wants more of
  * its queue and gets a larger share, until all are equal. The rest makes up for late wake-ups; urgent packets would
@@ -108,8 +110,11 @@ struct cl_egress_snapshot cl_egress_snapshot(const struct cl_egress *egress, uin
 
 void cl_egress_sent(struct cl_egress *egress, uint8_t class, uint32_t bytes)
 {
-    if (egress->marked && cl_pacer_is_full(&egress->pacer))
-        egress->idle_us = egress->pacer.last_us;
+    if (cl_pacer_is_full(&egress->pacer)) {
+        egress->full_us = egress->pacer.last_us;
+        if (egress->marked)
+            egress->idle_us = egress->full_us;
+    }
     for (; class < CL_CLASSES_BETWEEN_HOSTS; class ++)
         egress->bytes[class] += bytes + CL_EGRESS_OVERHEAD_BYTES;
     cl_pacer_sent(&egress->pacer, bytes + CL_EGRESS_OVERHEAD_BYTES);
@@ -135,15 +140,22 @@ static void grow_depth(struct cl_egress *egress)
 static void overflowed(struct cl_egress *egress, uint32_t depth_us, uint64_t now_us)
 {
     egress->cut_us = now_us;
+    egress->confirmed = 0;
     egress->overflow_us = depth_us;
     egress->cut_depth_us = depth_of(egress, (1 - CL_LOSS_TRIAL_CUT) * depth_us / cl_egress_packet_us(egress));
     egress->depth_us = egress->loss_trial.trial ? depth_of(egress, 0) : egress->cut_depth_us;
 }
 
+/* Whether the losses that are found now are of packets that left after the last cut of the depth. */
+static bool is_settled(const struct cl_egress *egress, uint64_t now_us)
+{
+    return now_us >= egress->cut_us + cl_loss_trial_settle_us(egress->round_trip_us);
+}
+
 static void adapt_depth(struct cl_egress *egress, uint64_t now_us)
 {
     struct cl_loss_trial *trial = &egress->loss_trial;
-    if (now_us < egress->cut_us + CUT_US) {
+    if (!is_settled(egress, now_us)) {
         cl_loss_trial_skip(trial);
         cl_batches_forget(&egress->batches);
         return;
@@ -153,7 +165,7 @@ static void adapt_depth(struct cl_egress *egress, uint64_t now_us)
     if (tried || verdict != CL_LOSS_TRIAL_NONE)
         cl_batches_forget(&egress->batches);
     else
-        cl_batches_judge(&egress->batches, now_us);
+        cl_batches_judge(&egress->batches, egress->round_trip_us, now_us);
     if (verdict == CL_LOSS_TRIAL_FULL)
         overflowed(egress, tried ? egress->cut_depth_us : egress->depth_us, now_us);
     else if (verdict == CL_LOSS_TRIAL_LOSSY)
@@ -174,6 +186,7 @@ static void end_epoch(struct cl_egress *egress, uint64_t now_us)
         adapt_depth(egress, now_us);
     }
     egress->empty = egress->epoch_longest_us < cl_egress_target_us(egress) / 4;
+    egress->round_trip_us -= egress->round_trip_us / ROUND_TRIP_MEMORY;
     egress->epoch_queue_us = UINT32_MAX;
     egress->epoch_longest_us = 0;
     egress->epoch_samples = 0;
@@ -183,6 +196,13 @@ static void end_epoch(struct cl_egress *egress, uint64_t now_us)
 static uint64_t longer(uint64_t a, uint64_t b)
 {
     return a > b ? a : b;
+}
+
+/* A measurement has shown that the capacity is not too high. */
+static void confirm(struct cl_egress *egress)
+{
+    if (egress->confirmed < CONFIRMED)
+        egress->confirmed++;
 }
 
 /* Measures the capacity between two packets of a class. last: no data was sent that this class could overtake. */
@@ -198,7 +218,9 @@ static void measure_between(struct cl_egress *egress, const struct cl_egress_sam
     if (mixed && end->snapshot.paced_us > start->snapshot.paced_us)
         longest_us = longer(longest_us, end->snapshot.paced_us - start->snapshot.paced_us);
     double capacity = (double)span * 1e6 / (double)arrived_us, slowest = (double)span * 1e6 / (double)longest_us;
-    bool busy = last && start->sent_us >= egress->idle_us && !end->crowded;
+    bool full = start->sent_us < egress->full_us;
+    bool slow = full && egress->confirmed >= CONFIRMED && capacity < SLOW_WAY * egress->capacity;
+    bool busy = last && start->sent_us >= egress->idle_us && !end->crowded && !slow;
     if (busy && egress->startup && left_us < arrived_us * 8 / 10) {
         egress->capacity = capacity; /* packets arrived slower than they left: the link was the limit */
         set_depth(egress, false);
@@ -206,11 +228,14 @@ static void measure_between(struct cl_egress *egress, const struct cl_egress_sam
         /* the first measurement replaces the estimate of the start, later ones are averaged */
         if (egress->weight < WEIGHT_MAX)
             egress->weight++;
+        if (!full)
+            confirm(egress);
         egress->capacity += ((mixed ? slowest : capacity) - egress->capacity) / egress->weight;
     } else if (slowest > egress->capacity) {
         /* The link may have been idle at times: its capacity is at least this. Packets that arrived faster than they
          * left prove nothing: a queue elsewhere may have drained. */
         egress->capacity = slowest;
+        confirm(egress);
     }
 }
 
@@ -250,6 +275,8 @@ uint32_t cl_egress_on_sample(struct cl_egress *egress, struct cl_egress_view *vi
         egress->epoch_queue_us = view->queue_us;
     if (queue_us > egress->epoch_longest_us)
         egress->epoch_longest_us = queue_us;
+    if (sample->round_trip_us > egress->round_trip_us)
+        egress->round_trip_us = sample->round_trip_us;
     egress->epoch_samples++;
     if (egress->startup || (now_us >= egress->epoch_end_us && egress->epoch_samples >= EPOCH_SAMPLES))
         end_epoch(egress, now_us);
@@ -266,7 +293,7 @@ void cl_egress_on_settled(struct cl_egress *egress, uint32_t acked, uint32_t los
 
 void cl_egress_overflowed(struct cl_egress *egress, uint64_t now_us)
 {
-    if (!egress->startup && !egress->loss_trial.trial && now_us >= egress->cut_us + CUT_US)
+    if (!egress->startup && !egress->loss_trial.trial && is_settled(egress, now_us))
         overflowed(egress, egress->depth_us, now_us);
 }
 

@@ -10,6 +10,9 @@
  *    The link was idle if a packet left after the previous one had drained. Where switches mark packets, it was also
  *    idle if the pacer's bucket was full: then the windows, which answer marks, limit the sender, and a queue that all
  *    peers see stands in front of the peers.
+ *    A slow way that has nothing beside it must not pass for the link: a measurement of less than half of the capacity
+ *    does not count if the bucket was full at times, and the capacity has been confirmed. A measurement confirms the
+ *    capacity if it raises it, or if the bucket was never full. Overflows undo that: the link may have become slower.
  *    Urgent packets may overtake other classes. So between two packets of a class, only bytes of this class and of more
  *    urgent ones count. They are less than the link has carried, and may only raise the estimate. While several classes
  *    are in use, no measurement is faster than the pacer's own account, as some of the bytes sent between two packets
@@ -53,14 +56,17 @@ struct cl_egress {
     uint64_t lost_bytes;                      /* since the start */
     uint64_t bytes[CL_CLASSES_BETWEEN_HOSTS]; /* sent since the start, of this class and all more urgent ones */
     uint64_t idle_us;                         /* when the link was last known to be idle */
+    uint64_t full_us;                         /* when a packet last found the pacer's bucket full */
     uint64_t busy_until_us;
-    double capacity; /* bytes per second */
-    uint32_t weight; /* measurements that `capacity` averages, up to a maximum */
+    double capacity;    /* bytes per second */
+    uint32_t weight;    /* measurements that `capacity` averages, up to a maximum */
+    uint32_t confirmed; /* measurements since the queue last overflowed that confirm it, up to a maximum */
     uint32_t depth_us;
     uint32_t overflow_us;           /* the depth at which the queue overflowed last, or is expected to */
     uint64_t cut_us;                /* when the depth was last cut */
     uint32_t cut_depth_us;          /* the depth after the loss trial, if it shows that the queue overflows */
     struct cl_active_set receivers; /* paths that carried data lately */
+    uint32_t round_trip_us;         /* the longest of the paths of lately, without what hosts take to answer */
     uint32_t queue_us;              /* common to all paths */
     uint32_t epoch_queue_us;        /* smallest in this epoch */
     uint32_t epoch_longest_us;      /* largest in this epoch */
@@ -89,9 +95,10 @@ struct cl_egress_sample {
     bool crowded;   /* the bottleneck is the receiver's port, not this interface */
     struct cl_egress_snapshot snapshot;
     uint64_t sent_us;
-    uint32_t clock_us;   /* when it arrived, by the peer's clock */
-    uint32_t queue_us;   /* time it spent in queues */
-    uint64_t lost_bytes; /* of the interface, so far; set when a measurement begins with this packet */
+    uint32_t clock_us;      /* when it arrived, by the peer's clock */
+    uint32_t queue_us;      /* time it spent in queues */
+    uint32_t round_trip_us; /* that time, and the shortest round trip of its path */
+    uint64_t lost_bytes;    /* of the interface, so far; set when a measurement begins with this packet */
 };
 
 /* The state of one path between its samples. */

@@ -16,8 +16,9 @@
 #define CL_LOSS_TRIAL_LOSS 0.02
 #define CL_LOSS_TRIAL_LOSS_PATH 0.05
 #define CL_LOSS_TRIAL_LOSS_MOST 0.35
-#define CL_LOSS_TRIAL_PACKETS 64 /* enough to see the effect of the cut of a rate */
-#define CL_LOSS_TRIAL_CUT 0.3    /* the share that the caller should cut */
+#define CL_LOSS_TRIAL_PACKETS 64      /* enough to see the effect of the cut of a rate */
+#define CL_LOSS_TRIAL_CUT 0.3         /* the share that the caller should cut */
+#define CL_LOSS_TRIAL_SETTLE_US 20000 /* the least: hosts are late, too */
 
 enum cl_loss_trial_verdict {
     CL_LOSS_TRIAL_NONE,
@@ -42,6 +43,13 @@ static inline void cl_loss_trial_count(struct cl_loss_trial *trial, uint32_t ack
     trial->acked += acked;
     trial->lost += lost;
     trial->squares += (double)lost * lost;
+}
+
+/* How long after a cut packets that left before it may still be found to be lost. round_trip_us: the longest. */
+static inline uint64_t cl_loss_trial_settle_us(uint32_t round_trip_us)
+{
+    uint64_t found_us = (uint64_t)round_trip_us * 3 / 2; /* a loss is found some time after its round trip */
+    return found_us > CL_LOSS_TRIAL_SETTLE_US ? found_us : CL_LOSS_TRIAL_SETTLE_US;
 }
 
 /* The caller asks once a round trip or so. queued: a known queue from elsewhere explains the losses: no trial. */

@@ -55,10 +55,13 @@ static void settle(struct cl_ledger *ledger, struct cl_receive *receive)
         cl_ledger_remove(ledger, receive);
 }
 
+/* How long no packet may come before what is owed is written off. What is within the loss bound may have been lost and
+ * given up by the sender, so it keeps nobody waiting for longer than its retransmission would. */
 static uint64_t patience_us(const struct cl_endpoint *endpoint, const struct cl_receive *receive)
 {
     const struct cl_peer *peer = endpoint->peers.list[receive->message.peer];
-    return WRITE_OFF_US + (uint64_t)WRITE_OFF_ROUNDS * peer->paths[0].rtt.smoothed_us;
+    uint64_t round_us = peer->paths[0].rtt.smoothed_us;
+    return receive->credit.owed <= receive->message.loss_budget ? round_us : WRITE_OFF_US + WRITE_OFF_ROUNDS * round_us;
 }
 
 /* Packets that a message may owe: those of one grant, or, where few messages wait, up to all of the budget. */
@@ -149,6 +152,8 @@ void cl_credit_arrived(struct cl_endpoint *endpoint, struct cl_receive *receive,
     receive->credit.owed--;
     receive->credit.owed_us = now_us;
     endpoint->ledger.owed_bytes -= receive->message.packet_bytes;
+    if (receive->credit.owed > 0 && receive->credit.owed <= receive->message.loss_budget)
+        cl_timers_arm(&endpoint->timers, &endpoint->ledger.timer, now_us + patience_us(endpoint, receive));
     settle(&endpoint->ledger, receive);
     grant(endpoint, now_us);
 }

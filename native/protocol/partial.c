@@ -266,7 +266,7 @@ void cl_partial_on_packet(struct cl_endpoint *endpoint, struct cl_receive *recei
     partial->safe |= (flags & CL_PACKET_SAFE) != 0;
     partial->exhausted |= (flags & CL_PACKET_TAIL) != 0;
     partial->arrived_us = now_us;
-    if (partial->exhausted || partial->told_budget)
+    if (partial->exhausted || partial->told_budget || now_us >= partial->deadline_us)
         schedule(endpoint, peer, receive, ends_us(peer, receive));
 }
 

@@ -4,6 +4,8 @@
 
 enum { ROUND_US = 1000, PACKETS = 100 /* per round */ };
 
+static uint32_t round_trip_us; /* of the interface */
+
 /* Rounds in which `lost` of PACKETS are lost one by one, until batches are wanted or not; at most so many. */
 static int rounds_until(struct cl_batches *batches, bool wanted, uint32_t lost, uint64_t *now_us, int most)
 {
@@ -13,7 +15,7 @@ static int rounds_until(struct cl_batches *batches, bool wanted, uint32_t lost, 
         cl_batches_count(batches, PACKETS - lost, 0);
         for (uint32_t i = 0; i < lost; i++)
             cl_batches_count(batches, 0, 1);
-        cl_batches_judge(batches, *now_us);
+        cl_batches_judge(batches, round_trip_us, *now_us);
     }
     return rounds;
 }
@@ -49,7 +51,7 @@ TEST(test_a_lost_batch_is_no_reason)
         cl_batches_init(&batches);
         CHECK_EQ(rounds_until(&batches, false, 0, &now_us, before), before);
         cl_batches_count(&batches, 0, 64); /* two at once */
-        cl_batches_judge(&batches, now_us += ROUND_US);
+        cl_batches_judge(&batches, round_trip_us, now_us += ROUND_US);
         cl_batches_count(&batches, 0, 32);
         CHECK_EQ(rounds_until(&batches, false, 0, &now_us, 100), 100);
     }
@@ -70,17 +72,21 @@ TEST(test_losses_now_and_then_are_no_reason)
     }
 }
 
-/* The buffer is too short for a batch. */
+/* The buffer is too short for a batch. Over a long way, packets that left before the trial are found to be lost for a
+ * whole round trip. */
 TEST(test_losses_that_stop_without_batches)
 {
-    uint64_t now_us;
-    struct cl_batches batches = begin_trial(4, &now_us);
-    uint64_t start_us = now_us;
-    for (int i = 0; i < 15; i++) /* these packets left before */
-        CHECK_EQ(rounds_until(&batches, true, 50, &now_us, 1), 1);
-    CHECK(rounds_until(&batches, true, 0, &now_us, 100000) > 500);
-    CHECK(now_us > start_us + 1000000 && now_us < start_us + 1100000);
-    CHECK(rounds_until(&batches, false, 4, &now_us, 1000) < 10); /* and again */
+    for (round_trip_us = 0; round_trip_us <= 200000; round_trip_us += 100000) {
+        uint64_t now_us;
+        struct cl_batches batches = begin_trial(4, &now_us);
+        uint64_t start_us = now_us;
+        for (uint32_t i = 0; i < 15 + round_trip_us / ROUND_US; i++)
+            CHECK_EQ(rounds_until(&batches, true, 50, &now_us, 1), 1);
+        CHECK(rounds_until(&batches, true, 0, &now_us, 100000) > 500);
+        CHECK(now_us > start_us + 1000000 && now_us < start_us + 1100000 + 2 * round_trip_us);
+        CHECK(rounds_until(&batches, false, 4, &now_us, 1000) < 10); /* and again */
+    }
+    round_trip_us = 0;
 }
 
 /* The link loses packets, whatever the sender does. */
@@ -109,7 +115,7 @@ TEST(test_a_trial_without_enough_packets_ends)
     uint64_t now_us;
     struct cl_batches batches = begin_trial(4, &now_us);
     CHECK(!cl_batches_wanted(&batches, now_us + 10000000));
-    cl_batches_judge(&batches, now_us + 10000000);
+    cl_batches_judge(&batches, round_trip_us, now_us + 10000000);
     CHECK(cl_batches_wanted(&batches, now_us + 10000000));
 }
 

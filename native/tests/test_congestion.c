@@ -81,6 +81,30 @@ TEST(test_a_contest_that_is_undone)
     CHECK_EQ(cl_congestion_report(&congestion).window_bytes, window);
 }
 
+/* An acknowledgement without timing, as of a late packet, does not end the pacing of a long path. */
+TEST(test_a_late_packet_leaves_the_pace)
+{
+    enum { BYTES = 1472, ROUND_TRIP_US = 100000 };
+    static struct cl_congestion_nic nic;
+    static struct cl_congestion congestion;
+    cl_congestion_nic_init(&nic, cl_congestion_find(NULL), BYTES);
+    cl_congestion_init(&congestion, &nic, BYTES);
+    for (uint64_t number = 0, now_us = 1000000; number < 100; number++, now_us += 1000) {
+        struct cl_congestion_ack ack = {.bytes = BYTES, .packets = 1, .largest = number, .next = number + 100};
+        struct cl_congestion_packet packet = cl_congestion_remember(&congestion, 4, now_us);
+        cl_congestion_sent(&congestion, 4, 4, BYTES, now_us);
+        if (number % 2 == 0)
+            ack.timing = (struct cl_congestion_timing){.known = true,
+                                                       .class = 4,
+                                                       .packet = packet,
+                                                       .sent_us = now_us,
+                                                       .clock_us = (uint32_t)now_us,
+                                                       .base_us = ROUND_TRIP_US};
+        cl_congestion_acknowledged(&congestion, &ack, now_us + ROUND_TRIP_US);
+        CHECK(cl_congestion_report(&congestion).rate_bytes > 0);
+    }
+}
+
 enum { MIB = 1 << 20, LINK_MBIT = 200, OPERATIONS = 8 };
 
 static uint8_t data[MIB], target[MIB];

@@ -133,6 +133,39 @@ TEST(test_credit_of_a_stalled_sender_is_written_off)
     CHECK(memcmp(target[1], data, BYTES) == 0);
 }
 
+static bool drop_data(struct network *network, uint32_t from, const struct cl_datagram *datagram)
+{
+    (void)from;
+    return kind_of(datagram) == CL_PACKET_DATA && network_random(network) < 0.01;
+}
+
+/* The time of a message of each sender, where 1 % of the packets are lost. */
+static uint64_t lossy_us(double loss_bound)
+{
+    SCOPED_NETWORK *network = start(BUDGET / 4);
+    network->drops = drop_data;
+    uint64_t start_us = network_now_us(network);
+    for (uint16_t from = 1; from <= SENDERS; from++) {
+        struct network_message message = {
+            from, 0, {1, 1, 0}, data, target[from], BYTES, {.priority = 4, .loss_bound = loss_bound}};
+        network_post(network, message);
+    }
+    while (network->hosts[0].completed < SENDERS && network_step(network, start_us + 10000000))
+        ;
+    CHECK_EQ(network->hosts[0].completed, SENDERS);
+    CHECK_EQ(ledger(network)->owed_bytes, 0);
+    return network_now_us(network) - start_us;
+}
+
+/* Packets that the sender may give up do not keep a message from its next grant. */
+TEST(test_credit_beside_a_loss_bound)
+{
+    uint64_t reliable_us = lossy_us(0), partial_us = lossy_us(0.05);
+    printf("   with a loss bound %llu us, without %llu us\n", (unsigned long long)partial_us,
+           (unsigned long long)reliable_us);
+    CHECK(partial_us < reliable_us * 5 / 4);
+}
+
 TEST(test_urgent_messages_and_early_ones_are_granted_first)
 {
     SCOPED_NETWORK *network = start(BUDGET / 2); /* two grants at a time */

@@ -6,6 +6,8 @@
 
 enum { DATAGRAM = 1472, ON_WIRE = DATAGRAM + CL_EGRESS_OVERHEAD_BYTES };
 
+static uint32_t base_us; /* of the path's round trip */
+
 /* Sends a packet that arrives at clock_us, after queue_us in queues, and is acknowledged at told_us. Returns the part
  * of the queue beyond the interface. */
 static uint32_t pass(struct cl_egress *egress, struct cl_egress_view *view, uint8_t class, uint64_t sent_us,
@@ -15,7 +17,8 @@ static uint32_t pass(struct cl_egress *egress, struct cl_egress_view *view, uint
                                       .snapshot = cl_egress_snapshot(egress, class, sent_us),
                                       .sent_us = sent_us,
                                       .clock_us = (uint32_t)clock_us,
-                                      .queue_us = queue_us};
+                                      .queue_us = queue_us,
+                                      .round_trip_us = base_us + queue_us};
     cl_egress_sent(egress, class, DATAGRAM);
     return cl_egress_on_sample(egress, view, &sample, told_us);
 }
@@ -273,22 +276,25 @@ TEST(test_a_cut_ends_a_trial_of_batches)
     }
 }
 
-/* Windows let a tenth of the link's packets go, to a port where they wait a long time: where switches mark packets,
- * that long queue is not taken for the link's own. */
-TEST(test_marked_queues_are_not_ours)
+/* Windows let a tenth of the link's packets go, to a port where they wait a long time: where switches mark packets, or
+ * the capacity has been confirmed, that long queue is not taken for the link's own. */
+TEST(test_queues_of_others_are_not_ours)
 {
     double capacity = ON_WIRE * 1e6 / 60;
-    for (int marked = 0; marked < 2; marked++) {
+    for (int i = 0; i < 3; i++) {
         struct cl_egress egress;
         struct cl_egress_view view = {0};
+        bool marked = i == 1, confirmed = i == 2;
         learn(&egress);
         egress.marked = marked;
+        if (!confirmed)
+            egress.confirmed = 0;
         for (uint64_t now_us = 2000000; now_us < 3000000; now_us += 600) {
             cl_egress_ready_us(&egress, 3, now_us);
             pass(&egress, &view, 3, now_us, now_us + 3000, 3000, now_us);
             cl_egress_on_settled(&egress, 1, 0);
         }
-        CHECK(marked ? egress.capacity > 0.97 * capacity : egress.capacity < 0.5 * capacity);
+        CHECK(marked || confirmed ? egress.capacity > 0.97 * capacity : egress.capacity < 0.5 * capacity);
     }
 }
 
@@ -307,6 +313,28 @@ TEST(test_overflow_makes_it_shallower)
     CHECK(shallow > 100);
     run_link(&egress, 60, 2400000, 5000000);
     CHECK(egress.depth_us > depth_us / 2); /* and comes back */
+}
+
+/* A cut shows after a round trip. Until then, packets that left before it are found to be lost: they do not make the
+ * link a lossy one. */
+TEST(test_a_cut_shows_after_a_round_trip)
+{
+    struct cl_egress egress;
+    struct cl_egress_view view = {0};
+    learn(&egress);
+    uint32_t depth_us = egress.depth_us, cut_depth_us = 0;
+    base_us = 100000;
+    for (uint64_t now_us = 2000000; now_us < 2300000; now_us += 1000) {
+        bool was_trial = egress.loss_trial.trial;
+        uint32_t lost = egress.cut_us < 2000000 || now_us < egress.cut_us + base_us ? 5 : 0;
+        cl_egress_on_settled(&egress, 20 - lost, lost);
+        pass(&egress, &view, 4, now_us, now_us, 2000, now_us);
+        if (was_trial && !egress.loss_trial.trial)
+            cut_depth_us = egress.depth_us;
+    }
+    base_us = 0;
+    CHECK(cut_depth_us > depth_us / 2 && cut_depth_us < depth_us * 8 / 10);
+    CHECK(egress.loss_trial.tolerated <= CL_LOSS_TRIAL_LOSS);
 }
 
 /* Losses that a shallower bucket does not stop are the link's own: its depth stays. */
@@ -439,6 +467,107 @@ TEST(test_no_overflow)
     CHECK_EQ(network->hosts[0].completed, 3);
     CHECK_EQ(network_overflows(network), 0);
     free(source);
+}
+
+enum { MESSAGES = 512, FAST_BURSTS = 12, FAST_PAUSE_US = 100000 };
+
+static int ascending(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* A host sends to a slow one all the time, and 4 MiB to a fast one now and then. Returns the median time of such a
+ * burst, as a share of what its link needs. */
+static double fast_beside_slow(double slow_mbit)
+{
+    SCOPED_NETWORK *network = network_new(3, 1, 1000, 400, 64 << 20, 1);
+    network_set_link(network_ingress(network, 2, 0), slow_mbit, 150);
+    uint8_t *source = calloc(1, 4 * MIB), *target = malloc(4 * MIB);
+    for (uint32_t i = 0; i < MESSAGES; i++)
+        network_post(network, (struct network_message){0, 2, {2, i + 1, 0}, source, target, MIB, {0}});
+    double times[FAST_BURSTS];
+    for (uint32_t i = 0; i < FAST_BURSTS; i++) {
+        network_run_until(network, network_now_us(network) + FAST_PAUSE_US);
+        uint64_t start_us = network_now_us(network);
+        uint32_t before = network->hosts[1].completed;
+        network_post(network, (struct network_message){0, 1, {1, i + 1, 0}, source, target, 4 * MIB, {0}});
+        while (network->hosts[1].completed == before && network_step(network, start_us + 10000000))
+            ;
+        CHECK_EQ(network->hosts[1].completed, before + 1);
+        times[i] = (double)(network_now_us(network) - start_us);
+    }
+    qsort(times, FAST_BURSTS, sizeof *times, ascending);
+    free(source);
+    free(target);
+    return times[FAST_BURSTS / 2] / (4.0 * MIB * 8 / 1000 * 1514 / 1432);
+}
+
+/* What a slow way carries is not all that the interface can, however long nothing else leaves. */
+TEST(test_a_slow_way_beside_a_fast_one)
+{
+    static const double SLOW[] = {20, 50, 200};
+    for (int i = 0; i < 3; i++)
+        CHECK(fast_beside_slow(SLOW[i]) < 1.1 * 1000 / (1000 - SLOW[i]));
+}
+
+/* The interface of a host that sends to three others becomes ten times slower, or half as fast. It finds the new rate,
+ * and does not fill the queue in front of it for good. */
+TEST(test_a_link_that_becomes_slower)
+{
+    enum { AFTER_US = 1000000 };
+    for (double mbit = 100; mbit <= 500; mbit += 400) {
+        SCOPED_NETWORK *network = network_new(4, 1, 1000, 400, 64 << 20, 1);
+        uint8_t *source = calloc(1, MIB), *target = malloc(MIB);
+        for (uint16_t to = 1; to <= 3; to++)
+            for (uint32_t i = 0; i < MESSAGES; i++)
+                network_post(network, (struct network_message){0, to, {to, i + 1, 0}, source, target, MIB, {0}});
+        const struct cl_engine_stats *sent = cl_endpoint_stats(network->hosts[0].endpoint);
+        network_run_until(network, network_now_us(network) + 200000);
+        network_set_link(network_egress(network, 0, 0), mbit, 400);
+        network_run_until(network, network_now_us(network) + AFTER_US / 2);
+        uint64_t drops = network_overflows(network), packets = sent->packets_sent, bytes = 0;
+        for (uint16_t to = 1; to <= 3; to++)
+            bytes -= cl_endpoint_stats(network->hosts[to].endpoint)->payload_bytes_received;
+        network_run_until(network, network_now_us(network) + AFTER_US);
+        for (uint16_t to = 1; to <= 3; to++)
+            bytes += cl_endpoint_stats(network->hosts[to].endpoint)->payload_bytes_received;
+        CHECK((double)bytes > 0.97 * mbit * AFTER_US / 8 * 1432 / 1514);
+        CHECK(network_overflows(network) - drops < (sent->packets_sent - packets) / 100);
+        free(source);
+        free(target);
+    }
+}
+
+/* Four hosts send to one at the same time, and the interface of one of them carries less than a quarter of the port:
+ * its share of the port must not fill its own queue. */
+TEST(test_a_slow_host_among_fast_ones)
+{
+    static const double SLOW[] = {200, 100, 50};
+    enum { HOSTS = 5, LAST = 4, WARM_UP_US = 2000000, US = 500000 };
+    uint8_t *source = calloc(1, MIB), *target = malloc(MIB);
+    for (int i = 0; i < 3; i++) {
+        SCOPED_NETWORK *network = network_new(HOSTS, 1, 1000, 400, 64 << 20, 1);
+        network_set_link(network_egress(network, LAST, 0), SLOW[i], 64);
+        for (uint16_t from = 0; from < HOSTS; from++) /* the interfaces get to know their rates */
+            for (uint16_t to = 0; to < HOSTS; to++)
+                if (from != to)
+                    network_post(network, (struct network_message){from, to, {1, 1, 0}, source, target, MIB, {0}});
+        network_run_until(network, network_now_us(network) + WARM_UP_US);
+        for (uint16_t from = 1; from < HOSTS; from++)
+            for (uint32_t j = 0; j < MESSAGES / 4; j++)
+                network_post(network, (struct network_message){from, 0, {2, j + 1, 0}, source, target, MIB, {0}});
+        const struct cl_engine_stats *all = cl_endpoint_stats(network->hosts[0].endpoint);
+        const struct cl_engine_stats *sent = cl_endpoint_stats(network->hosts[LAST].endpoint);
+        network_run_until(network, network_now_us(network) + US / 2);
+        uint64_t bytes = all->payload_bytes_received, packets = sent->packets_sent, lost = sent->packets_lost;
+        network_run_until(network, network_now_us(network) + US);
+        CHECK((double)(all->payload_bytes_received - bytes) > 0.99 * 1000 / 8 * US * 1432 / 1514);
+        CHECK(sent->packets_lost - lost < (sent->packets_sent - packets) / 20);
+        CHECK((double)(sent->packets_sent - packets) > 0.9 * SLOW[i] / 8 * US / 1514);
+    }
+    free(source);
+    free(target);
 }
 
 TEST(test_goodput_unequal_paths)

@@ -148,7 +148,7 @@ static uint64_t outlast(struct cl_qos qos)
 {
     SCOPED_NETWORK *network = open_network(2, 1, 100, ROOM, 9);
     qos.loss_bound = 0.5;
-    qos.deadline_us = 60000;
+    qos.deadline_us = qos.deadline_us ? qos.deadline_us : 60000;
     SCOPED_TRANSFER *t = make(network, 0, 1, 0, 600 * PAYLOAD, qos);
     uint64_t start_us = network_now_us(network);
     post_send(t);
@@ -169,6 +169,9 @@ TEST(test_deadline)
 {
     uint64_t plain_us = outlast((struct cl_qos){0});
     CHECK(plain_us >= 60000 && plain_us < 70000);
+    /* A deadline that passes while too much is missing ends the message as soon as little enough is. */
+    uint64_t early_us = outlast((struct cl_qos){.deadline_us = 5000});
+    CHECK(early_us >= 40000 && early_us < 100000);
     /* Protected packets that are there already do not hold it up; one that is not, does. */
     CHECK_EQ(outlast((struct cl_qos){.protect_first = 2}), plain_us);
     CHECK_EQ(outlast((struct cl_qos){.protect_last = 1}), 0);

@@ -166,7 +166,8 @@ static int bind_port(const struct cl_wire *wire, int fd, const char *text)
     for (uint32_t port = wire->port_first; port <= wire->port_last; port++) {
         struct sockaddr_storage address;
         socklen_t length;
-        parse_address(text, port, &address, &length);
+        if (!parse_address(text, port, &address, &length))
+            return CL_EINVAL;
         if (bind(fd, (const struct sockaddr *)&address, length) == 0)
             return CL_OK;
         if (errno != EADDRINUSE || port == 0)

@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
@@ -89,6 +90,13 @@ def test_each_pair_of_sockets_is_a_path(world: World) -> None:
             assert not any(path["is_dead"] for path in paths)
             sent = sum(path["packets_sent"] for path in paths)
             assert engine.stats()["packets_sent"] >= sent > LARGE.numel * 4 / 2 / 1472
+
+
+def test_the_sockets_of_an_interface_have_one_rate(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = [SimpleNamespace(port=port, delivered_bytes=5, arrived_bytes=7, is_dead=0) for port in range(PORTS)]
+    with world.open_group() as team:
+        monkeypatch.setattr(world.engines[0], "path_counters", lambda _: [(1, i, path) for i, path in enumerate(paths)])
+        assert team[0].rates() == (5, 7)
 
 
 def test_a_link_that_loses_all_packets_is_given_up(world: World) -> None:

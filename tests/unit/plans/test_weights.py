@@ -52,6 +52,15 @@ def test_few_segments_have_equal_shares() -> None:
     assert times == pytest.approx([720 / 540, 983 / 1084, 754 / 1084], rel=0.03)
 
 
+def test_shares_that_have_become_worse_than_equal_ones_end() -> None:
+    """A host that owned nothing is as fast as others again, and one is faster than the rest by too little for shares of
+    its own. The shares of before would take 1.667, equal ones 1.5, the best ones 1.429."""
+    before = Weights((128, 128, 128, 0), 3)
+    assert weights_for(rates(1.2, 1, 1, 1), before) == EQUAL
+    assert weights_for(rates(1.2, 1, 1, 1)) == EQUAL
+    assert weights_for(rates(1, 1, 1, 0.5), before) == before
+
+
 def test_a_host_that_is_a_little_slower_owns_a_little() -> None:
     weights = weights_for(rates(100, 80, 100, 100)).weights
     assert 0 < weights[1] < 64
