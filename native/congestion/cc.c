@@ -206,7 +206,8 @@ void cl_cc_on_acked(struct cl_cc *cc, const struct cl_cc_sample *sample)
         window += INCREASE_PACKETS * (1 + far) * cc->packet_bytes * (double)sample->bytes / window;
     }
     set_window(cc, window);
-    pace(cc, sample);
+    if (sample->timed)
+        pace(cc, sample);
 }
 
 void cl_cc_on_lost(struct cl_cc *cc, uint32_t packets)

@@ -18,7 +18,7 @@ struct cl_cc_sample {
     uint64_t next;      /* the next packet number to be sent */
     bool limited;       /* the window, and nothing else, kept the sender from sending more */
     bool contested;     /* another window (contest.h) is in use: this one waits for the end of the contest */
-    bool timed;         /* queue_us is new */
+    bool timed;         /* queue_us and base_us are known */
     uint32_t queue_us;  /* time spent in the network's queues beyond this host's interface */
     uint32_t packet_us; /* time a full packet takes on this host's interface */
     uint32_t base_us;   /* round trip of the empty network */

@@ -141,10 +141,9 @@ static void acknowledged(struct cl_rate_control *control, const struct cl_conges
                                         .round_trip_us = timing->base_us + timing->queue_us};
         sample.timed = true;
         sample.queue_us = cl_egress_on_sample(egress, &delay->view, &left, now_us);
-        delay->base_us = timing->base_us;
+        sample.base_us = timing->base_us;
     }
     sample.packet_us = (uint32_t)cl_egress_packet_us(egress);
-    sample.base_us = delay->base_us; /* without timing, what the last acknowledgement told */
     egress->marked |= ack->marked > 0;
     cl_egress_on_settled(egress, ack->packets, 0);
     cl_cc_on_acked(&delay->cc, &sample);

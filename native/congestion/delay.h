@@ -27,7 +27,6 @@ struct cl_delay {
     struct cl_rate_control control; /* the first member */
     struct cl_cc cc;
     struct cl_contest contest;
-    uint32_t base_us;              /* the shortest round trip, as the last timed acknowledgement told it */
     uint64_t crowd_us;             /* when the peer last had several senders */
     struct cl_scavenger scavenger; /* of CL_CLASS_YIELDS, beside the others */
     struct cl_pacer pacer;
