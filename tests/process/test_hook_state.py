@@ -61,6 +61,36 @@ def test_states_share_the_groups_that_they_make(rank: int, size: int) -> None:
     dist.destroy_process_group()
 
 
+def _total(rank: int, group: dist.ProcessGroup) -> float:
+    tensor = torch.tensor([float(10**rank)])
+    dist.all_reduce(tensor, group=group)
+    return tensor.item()
+
+
+@ranks.on(4, ranks.run_gloo)
+def test_ranks_that_are_in_different_numbers_of_groups_make_one(rank: int, size: int) -> None:
+    """The names of torch's `new_group(use_local_synchronization=True)` count the groups of a process."""
+    dist.new_group([0, 2])
+    assert _total(rank, commlayer.HookState().group()) == 1111.0
+    halves = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    state = commlayer.HookState(commlayer.Policy(priority=1), halves[rank // 2])
+    assert _total(rank, state.group()) == (11.0, 1100.0)[rank // 2]
+    dist.barrier()
+
+
+@ranks.on(2, ranks.run_gloo)
+def test_a_group_gets_a_new_name_after_another_one_was_destroyed(rank: int, size: int) -> None:
+    other = dist.new_group([0, 1])
+    first = commlayer.HookState(commlayer.Policy(priority=1)).group()
+    dist.destroy_process_group(other)
+    second = commlayer.HookState(commlayer.Policy(priority=2)).group()
+    dist.destroy_process_group(first)
+    third = commlayer.HookState(commlayer.Policy(priority=1)).group()
+    assert len({first.group_name, second.group_name, third.group_name}) == 3
+    assert _total(rank, second) == _total(rank, third) == 11.0
+    dist.barrier()
+
+
 def test_a_pickle_that_names_the_former_module_is_read() -> None:
     state = commlayer.HookState(commlayer.Policy(loss_bound=0.25))
     now, former = b"commlayer.frontend.gradients.hook_state", b"commlayer.frontend.hook_state"

@@ -55,6 +55,14 @@ def test_all_ranks_know_the_ranks_of_all_sites(rank: int, size: int) -> None:
     assert local.ranks == [0, 3, 1, 2]
 
 
+@ranks.on(4, ranks.run_gloo, environ=ranks.NETWORK)
+def test_ranks_that_are_in_different_numbers_of_groups_train(rank: int, size: int) -> None:
+    """The names of torch's `new_group(use_local_synchronization=True)` count the groups of a process."""
+    dist.new_group([0, 3])
+    train_on_two_sites(rank, nothing)
+    dist.barrier()
+
+
 @ranks.on(4, ranks.run_job, environ=ranks.NETWORK)
 def test_weights_that_are_not_finite_in_one_shard(rank: int, size: int) -> None:
     """The first shard has the value, so ranks 0 and 2 find it; ranks 1 and 3 exchange the other shard."""

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from ...config import Config, Policy
 from ...errors import CommError, ConfigError, MismatchError
 from ..group.backend import CommProcessGroup
-from ..group.options import NAME, Options
+from ..group.split import group_among
 from ..group.told import told_by_all
 from ..work.context import labelled
 from ..work.odd import differing, odd_ones
@@ -55,14 +55,7 @@ def group_of(
     found = known.get((policy, members))
     if found is not None and is_usable(found):
         return found
-    made = dist.new_group(
-        list(members),
-        backend=NAME,
-        timeout=_timeout_of(given),
-        pg_options=Options(policy),
-        use_local_synchronization=True,  # the ranks of other groups take no part
-        group_desc="commlayer.HookState",
-    )
+    made = group_among(members, "commlayer.HookState", policy, _timeout_of(given))
     assert isinstance(made, CommProcessGroup)  # noqa: S101  # this rank is a member
     known[policy, members] = made
     return made

@@ -56,7 +56,7 @@ from .gloo import Fallback, connect_gloo
 from .options import NAME
 from .record import description_of, open_record
 from .report import Report
-from .split import check_ranks, policy_of
+from .split import check_ranks, name_of, policy_of
 from .submit import Submitter
 
 
@@ -94,7 +94,7 @@ class CommProcessGroup(dist.ProcessGroup):
         """Whether `shutdown` or `abort` was called."""
         self._is_shut_down = False
         self._ranks = ranks
-        self._store, self._name, self._split_count = store, name, 0
+        self._store, self._name = store, name
         self._lock = threading.Lock()
         disowned_in_children(self)
 
@@ -407,12 +407,8 @@ class CommProcessGroup(dist.ProcessGroup):
         return child
 
     def name_of_split(self, new_ranks: Sequence[int]) -> str:
-        """A name for the group of these ranks, on which they agree: every rank of this group counts all calls.
-
-        The names that torch gives count the groups of a process, which differ after a `new_group` of some ranks.
-        """
-        self._split_count += 1
-        return f"{self._name}:split:{self._split_count}:{new_ranks[0]}"
+        """A name for the group of these ranks, on which they agree: every rank of this group counts all calls."""
+        return f"{name_of(self, f'{self._name}:split')}:{new_ranks[0]}"
 
     supports_shrinking = True
     supports_reconfigure = False

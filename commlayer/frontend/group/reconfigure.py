@@ -28,6 +28,7 @@ from ..work.work import CommWork
 from .backend import CommProcessGroup
 from .gathering import CALL, Gathering, MemberHandle, members_of
 from .gloo import ReconfigurableGloo
+from .split import forget_names
 
 
 class UnmadeError(ClosedError, AttributeError):
@@ -153,7 +154,7 @@ class ReconfigurableGroup(CommProcessGroup):
             rendezvous = Rendezvous(gathering.store, self._name, rank, size, timeout)
             self._open(rendezvous, self.timeout, (), self.policy, own_job=True)
         self.closed = False
-        self._split_count = 0
+        forget_names(self)
         self._handle = dataclasses.replace(self._handle, rank=rank, uuid=uuid)
         self._store = dist.PrefixStore("groups", gathering.store)
         if self is dist.group.WORLD:  # what torch knows of it: new groups have the same names and Store on all members

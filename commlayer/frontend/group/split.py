@@ -1,4 +1,5 @@
-"""`dist.split_group`: a group makes groups of some of its ranks, in one call of all its ranks.
+"""`dist.split_group`: a group makes groups of some of its ranks, in one call of all its ranks. `group_among`: some
+ranks of the job make a group by themselves. `name_of`: the names of both.
 
 Since torch 2.15 that ends in `CommProcessGroup.split_group`. Before, torch refuses to split any group on a machine
 without an accelerator, so `split_group` takes the place of its function for our groups.
@@ -6,6 +7,9 @@ without an accelerator, so `split_group` takes the place of its function for our
 
 from __future__ import annotations
 
+import hashlib
+import weakref
+from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -16,7 +20,27 @@ from torch.distributed import distributed_c10d as c10d
 
 from ...config import Policy
 from ...errors import ConfigError
-from .options import Options
+from .options import NAME, Options
+
+_made: weakref.WeakKeyDictionary[dist.ProcessGroup, Counter[str]] = weakref.WeakKeyDictionary()
+"""How many groups of each kind this process has made of the ranks of a group."""
+
+
+def name_of(parent: dist.ProcessGroup, kind: str) -> str:
+    """A name for a new group of ranks of `parent`. They agree on it, and it is a new one: all of them count their calls
+    with this `kind`.
+
+    The names that torch gives count the groups of a process. After a `new_group` of some ranks these counts differ, and
+    after a group was destroyed a name comes again.
+    """
+    counts = _made.setdefault(parent, Counter())
+    counts[kind] += 1
+    return f"{kind}:{counts[kind]}"
+
+
+def forget_names(parent: dist.ProcessGroup) -> None:
+    """`parent` counts from 1 again: it has other members."""
+    _made.pop(parent, None)
 
 
 def policy_of(parent: Any, options: Any) -> Policy:
@@ -97,6 +121,23 @@ def subgroup(ranks: Sequence[int], backend: str, name: str, options: Options, ti
     )
     c10d._world.pg_group_ranks[group] = {rank: place for place, rank in enumerate(ranks)}
     return group
+
+
+def group_among(ranks: Sequence[int], kind: str, policy: Policy | None = None, timeout: timedelta | None = None) -> Any:
+    """A group of ours of these ranks of the job, in their order. They all call, and no others: with the same ranks and
+    `kind`, which is also its description. `timeout`: that of operations; None: torch's default.
+
+    Raises the errors of a new group.
+    """
+    options, world = Options(policy), c10d._get_default_group()
+    members = hashlib.sha256(",".join(map(str, ranks)).encode()).hexdigest()[:16]  # a name of 1,000 ranks is too long
+    of_these = f"{kind}:{members}"
+    name = name_of(world, of_these)
+    try:
+        return subgroup(ranks, NAME, name, options, timeout or c10d.default_pg_timeout, kind)
+    except BaseException:
+        _made[world][of_these] -= 1  # ranks that did not come have not counted; they may come to the next attempt
+        raise
 
 
 def _release() -> tuple[int, ...]:

@@ -15,7 +15,7 @@ from ...errors import AbortedError, CommError, ConfigError, MismatchError, Opera
 from ..gradients.fsdp import sharded_modules
 from ..gradients.hook_group import plain_all_gather
 from ..group.backend import CommProcessGroup
-from ..group.options import NAME
+from ..group.split import group_among
 from ..group.told import divided
 from .meeting import LOST, is_on_all
 from .parting import Parting
@@ -108,13 +108,7 @@ class Site:
         finds the death of a rank. All ranks call, and have a WORLD."""
         if len(self.ranks) == 1:
             return
-        made = dist.new_group(
-            list(self.ranks),
-            backend=NAME,
-            timeout=timeout,
-            use_local_synchronization=True,
-            group_desc="the ranks of a site",
-        )
+        made = group_among(sorted(self.ranks), "the ranks of a site", timeout=timeout)
         assert isinstance(made, CommProcessGroup)  # noqa: S101  # this rank is a member
         self._own = made
 

@@ -18,7 +18,7 @@ from ...config import Config, number
 from ...errors import ConfigError, PeerLostError
 from ...plans.codec import VALUE_BYTES
 from ..group.backend import CommProcessGroup
-from ..group.options import NAME, Options
+from ..group.split import group_among
 from ..group.state import State
 from .arguments import Arguments
 from .exact import ExactSteps
@@ -76,14 +76,8 @@ class Training:
         self.site = Site.of(self._model)
         ranks = dist.get_process_group_ranks(given) if peers is not None else peers_of(self.site)
         # A group of its own: ranks may skip steps, so syncs keep no order with other operations of the job.
-        made = dist.new_group(
-            ranks,
-            backend=NAME,
-            pg_options=Options(policy_of_syncs()),
-            timeout=given.timeout if isinstance(given, CommProcessGroup) else None,
-            use_local_synchronization=True,
-            group_desc=DESCRIPTION,
-        )
+        timeout = given.timeout if isinstance(given, CommProcessGroup) else None
+        made = group_among(sorted(ranks), DESCRIPTION, policy_of_syncs(), timeout)
         assert isinstance(made, CommProcessGroup)  # noqa: S101  # this rank is a member
         group, own, site = made, Introduction(), self.site
         self.living = living = Living(group, dist.get_process_group_ranks(group), site)
