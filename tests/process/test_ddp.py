@@ -122,6 +122,35 @@ def test_torchs_wrappers_compress_the_gradients_of_our_hook(rank: int, size: int
         dist.destroy_process_group()
 
 
+class Gain(nn.Module):
+    """A model whose gradient is its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(3000, dtype=torch.float16))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return (self.gain * inputs).sum()
+
+
+@ranks.WIRES
+@pytest.mark.parametrize("loss_bound", [0.0, 0.1])
+@ranks.on(4, ranks.run_job, environ="wire")
+def test_averages_of_halves_do_not_overflow(rank: int, size: int, loss_bound: float) -> None:
+    given = torch.full((3000,), 40_960.0 if rank else 49_152.0, dtype=torch.float16)
+    model = DistributedDataParallel(Gain())
+    model.register_comm_hook(commlayer.HookState(commlayer.Policy(loss_bound=loss_bound)), commlayer.allreduce_hook)
+    model(given).backward()
+    assert (model.module.gain.grad == 43_008).all()
+    model = DistributedDataParallel(Gain(), gradient_as_bucket_view=True)
+    handle = commlayer.overlap(model, torch.optim.SGD(model.parameters(), lr=2**-13))
+    model(given).backward()
+    assert (model.module.gain.grad.sum() == torch.inf).all()  # it has arrived
+    assert (model.module.gain.grad == 43_008).all()
+    handle.remove()
+    dist.barrier()
+
+
 def _replicas(rank: int, size: int) -> bytes:
     with ranks.job(rank, size):
         buffer = io.BytesIO()

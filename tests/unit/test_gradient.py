@@ -4,12 +4,14 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from commlayer import ByLayer, ConfigError, Policy, Tolerance
 from commlayer.compress.feedback import Feedback
 from commlayer.errors import PeerLostError
 from commlayer.frontend.gradients.gradient import Place, Reduction, reduce_gradient
+from commlayer.frontend.gradients.reducer import real
 from commlayer.frontend.work.work import CommWork
 from tests.fake_transport import FakeHandle
 from tests.residual import total
@@ -39,6 +41,7 @@ class Group:
         self.lost = missing or []
         self.failure: BaseException | None = None
         self.calls: list[tuple[str, Policy, set[int]]] = []
+        self.ops: list[Any] = []
 
     def rank(self) -> int:
         return 3
@@ -46,19 +49,21 @@ class Group:
     def size(self) -> int:
         return 2
 
-    def allreduce(self, tensors: list[Tensor], options: Any, *, policy: Policy) -> CommWork:  # noqa: ARG002
+    def allreduce(self, tensors: list[Tensor], options: Any, *, policy: Policy) -> CommWork:
+        self.ops.append(options.reduceOp.op)
         return self.start("allreduce", tensors[0], tensors[0], policy, None)
 
     def allreduce_from(
         self,
         source: Tensor,
         target: Tensor,
-        options: Any,  # noqa: ARG002
+        options: Any,
         protect: Tensor | None = None,
         *,
         policy: Policy,
         key: int = 0,  # noqa: ARG002
     ) -> CommWork:
+        self.ops.append(options.reduceOp.op)
         return self.start("allreduce_from", source, target, policy, protect)
 
     def all_gather_single(self, output: Tensor, shard: Tensor, *, policy: Policy) -> CommWork:
@@ -73,7 +78,7 @@ class Group:
         self.calls.append(
             (name, policy, {64 * at + i for at, word in enumerate(words) for i in range(64) if word >> i & 1})
         )
-        target.copy_(2 * source)
+        real(target).copy_(2 * real(source))
         handle = LossyHandle(self.lost)
         handle.end(self.failure)
         return CommWork(handle, [target])
@@ -109,6 +114,28 @@ def test_lost_contributions_are_added_and_protected_one_step_later(can_lose: boo
     assert averaged[:6].tolist() == [2, 4, 12, 16, 20, 12]
     assert not shared.feedback
     assert [call[::2] for call in group.calls] == [("allreduce_from", set()), ("allreduce_from", {0})]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.complex32, torch.bfloat16])
+@pytest.mark.filterwarnings("ignore:ComplexHalf support")
+def test_sums_of_halves_do_not_overflow(dtype: torch.dtype) -> None:
+    """The group doubles what it gets, as a sum of two ranks."""
+    group = Group()
+    buffer, parameter = torch.full((8,), 40_000.0).to(dtype), torch.zeros(8, dtype=dtype)
+    averaged = reduce_gradient(buffer, [parameter], Policy(), reduction(group)[0]).wait()
+    is_sum = dtype != torch.bfloat16
+    assert group.ops == [dist.ReduceOp.SUM if is_sum else dist.ReduceOp.AVG]
+    assert torch.equal(real(averaged), real(torch.full((8,), 40_000.0 if is_sum else 80_000.0).to(dtype)))
+
+
+def test_what_was_lost_of_halves_waits_undivided() -> None:
+    """Another codec may add it to gradients as they are."""
+    group = Group(missing=[(0, 4)])
+    shared, _ = reduction(group)
+    buffer, parameter = torch.full((8,), 40_000.0, dtype=torch.float16), torch.zeros(8, dtype=torch.float16)
+    averaged = reduce_gradient(buffer, [parameter], Policy(loss_bound=0.1), shared).wait()
+    assert (averaged == 40_000).all()
+    assert total(shared.feedback, parameter).tolist() == [40_000] * 2 + [0] * 6
 
 
 def test_a_residual_is_added_under_any_later_policy() -> None:

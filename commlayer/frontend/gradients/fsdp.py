@@ -23,6 +23,7 @@ from ...errors import ConfigError
 from ..group.backend import CommProcessGroup
 from .disabled import refuse, warn
 from .hook_group import plain_reduce_scatter
+from .reducer import divide_first
 
 Weights = Literal["none", "bf16", "int8"]
 """Codecs of an all-gather of weights; "none": as they are."""
@@ -191,9 +192,10 @@ class GradientAllReduce(Encoded):
         self.group = group
 
     def __call__(self, gradients: Tensor) -> None:
-        options = AllreduceOptions()
-        options.reduceOp = dist.ReduceOp(dist.ReduceOp.AVG)
         group = self.check(self.group, gradients)
+        options = AllreduceOptions()
+        is_divided = divide_first(gradients, group) > 1
+        options.reduceOp = dist.ReduceOp(dist.ReduceOp.SUM if is_divided else dist.ReduceOp.AVG)
         group.allreduce_from(gradients, gradients, options, policy=self.policy, key=self.key()).wait()
 
 

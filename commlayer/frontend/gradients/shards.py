@@ -22,7 +22,6 @@ import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
@@ -38,6 +37,7 @@ from .commit import Commit, Settled
 from .gradient import Reduction, reduce_gradient
 from .hook_group import is_usable, largest_of, plain_all_gather, plain_reduce_scatter
 from .low_rank import LowRank
+from .reducer import real
 from .samples import weigh
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class Shards:
             whole[: len(buffer)] = buffer
             whole[len(buffer) :] = 0
         shard = self._kept(place.index, "shard", buffer, size)
-        self._within_host(lambda: plain_reduce_scatter(_real(shard), _real(whole), group=self._within))
+        self._within_host(lambda: plain_reduce_scatter(real(shard), real(whole), group=self._within))
         inside = [
             i for i, parameter in enumerate(parameters) if starts[i] < end and starts[i] + parameter.numel() > begin
         ]
@@ -193,7 +193,7 @@ class Shards:
         self._open = []
 
     def _gather_of(self, bucket: Bucket) -> Callable[[], object]:
-        return lambda: plain_all_gather(_real(bucket.whole), _real(bucket.shard), group=self._within)
+        return lambda: plain_all_gather(real(bucket.whole), real(bucket.shard), group=self._within)
 
     def _agree(self, *, failed: bool, finite: bool) -> bool:
         """Whether the averages are finite on all ranks. Raises an error on all ranks if an operation failed on one."""
@@ -260,8 +260,3 @@ def _is_of_whole(state: HookState) -> bool:
 def needs_whole(policy: Policy) -> bool:
     """Whether a codec of the policy needs whole buckets, not shards."""
     return policy.codec == "auto" or codec_of(policy.codec).form is Form.LOW_RANK
-
-
-def _real(values: Tensor) -> Tensor:
-    """The values as real numbers, for groups that know no complex ones."""
-    return torch.view_as_real(values).view(-1) if values.is_complex() else values
