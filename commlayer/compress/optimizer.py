@@ -47,8 +47,16 @@ def check_optimizer(policy: Policy, optimizer: Optimizer | None) -> None:
 
 def _second_moment(optimizer: Optimizer) -> str | None:
     """The class that averages squared gradients: that of the optimizer, of one that it wraps, or a base class."""
-    for inner in ("optim", "optimizer"):  # ZeroRedundancyOptimizer, and wrappers of other packages
-        wrapped = getattr(optimizer, inner, None)
-        if isinstance(wrapped, Optimizer) and wrapped is not optimizer:
-            return _second_moment(wrapped)
+    inner = wrapped_by(optimizer)
+    if inner is not None:
+        return _second_moment(inner)
     return next((kind.__name__ for kind in type(optimizer).__mro__ if _SECOND_MOMENT.search(kind.__name__)), None)
+
+
+def wrapped_by(optimizer: Optimizer) -> Optimizer | None:
+    """The optimizer that makes the steps of a wrapper; None: it is no wrapper."""
+    for name in ("optim", "optimizer"):  # torch's ZeroRedundancyOptimizer and PostLocalSGDOptimizer, accelerate's, ...
+        inner = getattr(optimizer, name, None)
+        if isinstance(inner, Optimizer) and inner is not optimizer:
+            return inner
+    return None

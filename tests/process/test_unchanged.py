@@ -11,6 +11,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+from torch.distributed.optim import PostLocalSGDOptimizer, ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 import commlayer
@@ -108,6 +110,50 @@ def test_the_overlap_keeps_results(rank: int, size: int) -> None:
     assert hooks(model) == ["DdpOverlap.__init__.<locals>.<lambda>"]
     for one, other in zip(expected, found, strict=True):
         assert torch.equal(one, other)
+
+
+class Accelerated(torch.optim.Optimizer):
+    """An optimizer in another one, as Accelerate has them."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    @property
+    def param_groups(self) -> Any:  # type: ignore[override]
+        return self.optimizer.param_groups
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.optimizer.zero_grad(set_to_none)
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.optimizer.step(closure)
+
+
+def averaged(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    return PostLocalSGDOptimizer(optimizer, PeriodicModelAverager(period=2, warmup_steps=0))
+
+
+@pytest.mark.parametrize("wrap", [Accelerated, averaged])
+@ranks.on(2, ranks.run_gloo)
+def test_the_overlap_takes_the_optimizer_in_a_wrapper(rank: int, size: int, wrap: Any) -> None:
+    model, optimizer = made()
+    expected = train(model, wrap(optimizer), rank)
+    ask(DDP_OVERLAP="1")
+    model, optimizer = made()
+    found = train(model, wrap(optimizer), rank)
+    assert hooks(model) == ["DdpOverlap.__init__.<locals>.<lambda>"]
+    for one, other in zip(expected, found, strict=True):
+        assert torch.equal(one, other)
+
+
+@ranks.on(2, ranks.run_gloo)
+def test_an_optimizer_of_a_part_of_the_parameters_is_no_wrapper(rank: int, size: int) -> None:
+    ask(DDP_OVERLAP="1")
+    model = made()[0]
+    kept = ZeroRedundancyOptimizer(model.parameters(), optimizer_class=torch.optim.SGD, lr=0.1)
+    with pytest.raises(commlayer.ConfigError, match=r"the job has .*ZeroRedundancyOptimizer.*; make one"):
+        train(model, kept, rank)
+    dist.barrier()
 
 
 @ranks.on(2, ranks.run_gloo)

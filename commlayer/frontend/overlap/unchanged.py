@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from ...compress.optimizer import wrapped_by
 from ...config import Config, Ddp, Policy, changed, ddp_of_job, policy_of_job
 from ...dynamo import untraced
 from ...errors import ConfigError
@@ -108,15 +109,23 @@ def is_reached() -> bool:
 
 
 def _optimizers(model: DistributedDataParallel) -> list[Optimizer]:
-    """The job's optimizers with parameters of the model."""
+    """The job's optimizers with parameters of the model. Of a wrapper, as Accelerate's, and the optimizer in it, only
+    the latter, which makes the steps; but both of a ZeroRedundancyOptimizer, whose inner one has other parameters."""
     own = {id(parameter) for parameter in model.parameters()}
     # isinstance is no way: it would ask proxies for their class, and some of them then import modules.
     every: list[Any] = [item for item in gc.get_objects() if issubclass(type(item), Optimizer)]
-    return [
-        optimizer
-        for optimizer in every
-        if any(id(parameter) in own for group in optimizer.param_groups for parameter in group["params"])
-    ]
+    found = {id(optimizer): optimizer for optimizer in every if not own.isdisjoint(_parameters(optimizer))}
+
+    def is_wrapper(optimizer: Optimizer) -> bool:
+        inner = wrapped_by(optimizer)
+        return inner is not None and id(inner) in found and _parameters(inner) == _parameters(optimizer)
+
+    return [optimizer for optimizer in found.values() if not is_wrapper(optimizer)]
+
+
+def _parameters(optimizer: Optimizer) -> set[int]:
+    """The ids of its parameters."""
+    return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
 
 
 def _tell(model: DistributedDataParallel, asked: Ddp, policy: Policy) -> None:
