@@ -1,5 +1,6 @@
 """Tensors for the engine: what it can use as it is, and how it finds a reduction."""
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -49,6 +50,16 @@ def test_chunks_of_one_tensor_are_one_stretch() -> None:
     first, second = whole.chunk(2)
     assert flatten([first, second]) is first
     assert flatten([second, first]).tolist() == [3, 4, 5, 0, 1, 2]
+
+
+def test_tensors_that_lie_together_by_chance_are_no_stretch() -> None:
+    """Each of them may be freed, and its memory used again, while the engine reads the others."""
+    whole = np.arange(6.0)
+    tensors = [torch.from_numpy(part) for part in np.split(whole, 2)]
+    assert tensors[1].data_ptr() == tensors[0].data_ptr() + tensors[0].nbytes
+    assert flatten(tensors) is not tensors[0]
+    assert flatten(tensors).tolist() == whole.tolist()
+    assert space(tensors) is not tensors[0]
 
 
 def test_a_reduction_is_found_by_its_operator() -> None:

@@ -123,12 +123,13 @@ def are_alike(tensors: list[Tensor], one: Tensor) -> bool:
 
 
 def _are_consecutive(tensors: list[Tensor]) -> bool:
-    """Whether the tensors lie in memory one after the other, like chunks of one tensor."""
+    """Whether the tensors are chunks of one tensor, one after the other: whoever has the first has the memory of all.
+    Tensors with memory of their own may lie so by chance, and each can be freed."""
     if len(tensors) == 1:
         return is_stretch(tensors[0])
-    address = tensors[0].data_ptr()
+    address, storage = tensors[0].data_ptr(), tensors[0].untyped_storage()._cdata
     for tensor in tensors:
-        if not is_stretch(tensor) or tensor.data_ptr() != address:
+        if not is_stretch(tensor) or tensor.data_ptr() != address or tensor.untyped_storage()._cdata != storage:
             return False
         address += tensor.nbytes
     return True
