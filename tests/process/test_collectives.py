@@ -1,5 +1,6 @@
 """The collectives on tensors of every kind: layouts, types, lengths; and refusals, before anything is sent."""
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -47,6 +48,17 @@ def test_tensors_of_any_layout(rank: int, size: int) -> None:
     received = torch.empty_like(rows)
     dist.all_to_all_single(received, rows, [1, 2] if rank == 0 else [2, 1], [1, 2] if rank == 0 else [2, 1])
     assert received[0].tolist() == [0, 1] if rank == 0 else received[:2].tolist() == [[2, 3], [4, 5]]
+
+
+@ranks.on(2, ranks.run_job)
+def test_results_of_the_inference_mode_reach_callbacks(rank: int, size: int) -> None:
+    """Another thread copies them."""
+    if rank == 1:
+        time.sleep(0.3)  # the operation of rank 0 ends when its callback is there
+    with torch.inference_mode():
+        columns = torch.full((2, 3), rank + 1.0).t()
+        arrived = dist.all_reduce(columns, async_op=True).get_future().then(lambda done: done.value()[0].sum().item())
+    assert arrived.wait() == 18
 
 
 @pytest.mark.parametrize("kind", [np.array, torch.tensor])

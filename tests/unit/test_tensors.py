@@ -5,7 +5,16 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from commlayer.frontend.group.tensors import are_plain, flatten, has_memory, is_stretch, reduction_kind, space
+from commlayer.frontend.group.rows import RowCoder
+from commlayer.frontend.group.tensors import (
+    are_plain,
+    copy_back,
+    flatten,
+    has_memory,
+    is_stretch,
+    reduction_kind,
+    space,
+)
 from commlayer.scheduler.gradient import PendingGradient
 
 SQUARE = torch.arange(6).to(torch.complex64).view(2, 3)
@@ -60,6 +69,27 @@ def test_tensors_that_lie_together_by_chance_are_no_stretch() -> None:
     assert flatten(tensors) is not tensors[0]
     assert flatten(tensors).tolist() == whole.tolist()
     assert space(tensors) is not tensors[0]
+
+
+def test_results_reach_tensors_of_the_inference_mode_from_any_thread() -> None:
+    with torch.inference_mode():
+        made = torch.zeros(2, 3).t()
+    usual = torch.zeros(3, 2, requires_grad=True)
+    copy_back([(torch.arange(6.0), [made]), (torch.ones(6), [usual])])
+    assert made.reshape(-1).tolist() == [0, 1, 2, 3, 4, 5]
+    assert not usual.is_inference()
+    assert usual.grad_fn is None
+    assert usual.sum() == 6
+
+
+def test_rows_are_decoded_to_tensors_of_the_inference_mode_from_any_thread() -> None:
+    coder = RowCoder("int8", 1, torch.bfloat16, 0, [0])
+    source = coder.encoded(torch.ones(8, dtype=torch.bfloat16), [4, 4])
+    with torch.inference_mode():
+        outputs = [torch.zeros(8, dtype=torch.bfloat16), torch.zeros(2, 4, dtype=torch.bfloat16).t()]
+    for output in outputs:
+        coder.decode(source, output, [4, 4])
+        assert (output[:4] == 1).all()
 
 
 def test_a_reduction_is_found_by_its_operator() -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ...plans.codec import CODECS, Codec
 from ...transport import kernels
+from .tensors import writing
 
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 """The types of rows that can be encoded. The codecs take float32: others are converted before and after."""
@@ -72,7 +73,7 @@ class RowCoder:
 
     def decode(self, source: Tensor, output: Tensor, counts: Sequence[int]) -> None:
         """Writes the values of the received bytes to `output`."""
-        with torch.no_grad():
+        with writing([output]):
             flat = output.view(-1) if output.is_contiguous() else output.new_empty(output.numel())
             for part in self._parts(counts):
                 theirs = flat[part.first : part.first + part.values]

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from itertools import chain
 from typing import NamedTuple
 
 import torch
@@ -190,11 +193,17 @@ def check_distinct(copies: list[tuple[Tensor, list[Tensor]]]) -> None:
                 )
 
 
+def writing(targets: Iterable[Tensor]) -> AbstractContextManager[None]:
+    """A context that lets any thread change these tensors, unseen by autograd. Those that were made in inference mode
+    can be changed in that mode only."""
+    return torch.inference_mode() if any(target.is_inference() for target in targets) else torch.no_grad()
+
+
 def copy_back(copies: list[tuple[Tensor, list[Tensor]]]) -> None:
     """Copies each stretch to its tensors."""
     if not copies:
         return  # entering no_grad alone takes a tenth of a small operation
-    with torch.no_grad():
+    with writing(chain.from_iterable(tensors for _, tensors in copies)):
         for flat, tensors in copies:
             for part, tensor in zip(flat.view(-1).split([tensor.numel() for tensor in tensors]), tensors, strict=True):
                 tensor.copy_(part.view(tensor.shape))
