@@ -37,6 +37,15 @@ def test_every_rank_gets_the_group_of_its_list(rank: int, size: int) -> None:
 
 
 @ranks.on(3, ranks.run_job)
+def test_the_order_of_a_list_does_not_matter(rank: int, size: int) -> None:
+    """torch sorts the lists, too."""
+    group: Any = dist.split_group(split_ranks=[[2, 0, 1]])
+    assert dist.get_process_group_ranks(group) == [0, 1, 2]
+    assert group.rank() == dist.get_rank(group) == rank
+    assert total(rank, group) == 111.0
+
+
+@ranks.on(3, ranks.run_job)
 def test_a_rank_in_no_list_gets_no_group(rank: int, size: int) -> None:
     for _ in range(2):  # the second time under another name
         group = dist.split_group(split_ranks=[[0, 1]])

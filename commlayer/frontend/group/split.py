@@ -78,8 +78,9 @@ def split_group(
 ) -> Any:
     """`dist.split_group` for a group of ours, before torch 2.15. All ranks of `parent` call it, with the same lists.
 
-    `split_ranks` are ranks of `parent`. Returns this rank's group; for a rank in none of the lists None, or what
-    torch 2.14 has for that. The new group has the policy of `parent`, unless `pg_options` gives another.
+    `split_ranks` are ranks of `parent`; their order in a list does not matter. Returns this rank's group; for a rank in
+    none of the lists None, or what torch 2.14 has for that. The new group has the policy of `parent`, unless
+    `pg_options` gives another.
 
     Raises ValueError for wrong ranks or another backend than the parent's, and the errors of a new group.
     """
@@ -88,7 +89,7 @@ def split_group(
     if backend is not None and backend.lower() not in {whole, *whole.split(",")}:
         raise ValueError(f"backend={backend!r}: the parent's is {whole!r}; name that, a device of it, or none")
     options = Options(policy_of(parent, pg_options))
-    own = next((list(ranks) for ranks in split_ranks if parent.rank() in ranks), None)
+    own = next((sorted(ranks) for ranks in split_ranks if parent.rank() in ranks), None)  # torch sorts them, too
     name = parent.name_of_split(own or split_ranks[0])
     if own is None:
         return None if _release() < (2, 14) else dist.GroupMember.NON_GROUP_MEMBER
