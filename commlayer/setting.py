@@ -29,11 +29,12 @@ class Row:
     is_common: bool
 
     def from_file(self, value: object, what: str) -> Any:
-        """The plain value of an entry of a TOML file. Text counts as that of a variable, 0 and 1 as false and true.
+        """The plain value of an entry of a TOML file. Text counts as that of a variable, 0 and 1 as false and true, and
+        whole numbers as text where the setting is a text.
 
         Raises ConfigError, which begins with `what`, for a bad one.
         """
-        if isinstance(value, str) or (isinstance(self.default, bool) and type(value) is int):
+        if isinstance(value, str) or (isinstance(self.default, (bool, str)) and type(value) is int):
             value = self.kind.read(str(value))
         return self.kind.check(value, what)
 

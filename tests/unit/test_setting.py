@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import pytest
 
@@ -16,6 +16,8 @@ class Settings:
     count: Annotated[int, kind.numbers("things", 1, 8, "1 to 8", is_whole=True), "a number", COMMON] = 3
     is_on: Annotated[bool, "a switch"] = False
     names: Annotated[tuple[str, ...], kind.NAMES, "some names"] = ()
+    address: Annotated[str, kind.ADDRESS, "a port"] = ""
+    way: Annotated[Literal["auto", "1"], "a way"] = "auto"
 
     def __post_init__(self) -> None:
         if self.is_on and self.count > 5:
@@ -31,6 +33,8 @@ def test_rows_are_the_fields() -> None:
         ("count", 3, "a number", True),
         ("is_on", False, "a switch", False),
         ("names", (), "some names", False),
+        ("address", "", "a port", False),
+        ("way", "auto", "a way", False),
     ]
 
 
@@ -51,6 +55,8 @@ def test_a_variable_counts_more_than_the_file_and_the_file_more_than_the_default
         "count": Found(5, "environment", "COUNT"),
         "is_on": Found(True, "file", "a.toml"),
         "names": Found((), "default", ""),
+        "address": Found("", "default", ""),
+        "way": Found("auto", "default", ""),
     }
 
 
@@ -64,6 +70,8 @@ def test_a_variable_counts_more_than_the_file_and_the_file_more_than_the_default
         ({"is_on": False}, False),
         ({"names": ["eth0", "^ib0"]}, ("eth0", "^ib0")),
         ({"names": "eth0, ^ib0"}, ("eth0", "^ib0")),
+        ({"address": 29600}, "29600"),
+        ({"way": 1}, "1"),
     ],
 )
 def test_entries_may_be_written_as_in_a_variable(entry: dict[str, object], value: object) -> None:
