@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import AllgatherOptions
 
 import commlayer
 from tests import conformance, ranks
@@ -59,6 +60,34 @@ def test_results_of_the_inference_mode_reach_callbacks(rank: int, size: int) -> 
         columns = torch.full((2, 3), rank + 1.0).t()
         arrived = dist.all_reduce(columns, async_op=True).get_future().then(lambda done: done.value()[0].sum().item())
     assert arrived.wait() == 18
+
+
+EMPTY: list[Callable[[Any], Any]] = [
+    lambda _: dist.all_reduce_coalesced([]),
+    lambda _: dist.all_gather_coalesced([], []),
+    lambda group: group.reduce_scatter_single_coalesced([], [], dist.ReduceScatterOptions()),
+    lambda group: group.all_gather_single_coalesced([], [], AllgatherOptions()),
+    lambda group: group.allreduce([], dist.AllreduceOptions()),
+]
+
+
+@ranks.on(2)
+def test_lists_without_tensors_are_those_of_gloo(rank: int, size: int) -> None:
+    told: list[list[str]] = []
+    for backend in ("gloo", "commlayer"):
+        ranks.init(rank, size, backend)
+        texts = []
+        for call in EMPTY:
+            try:
+                call(dist.group.WORLD)
+                texts.append("nothing")
+            except Exception as error:
+                texts.append(f"{type(error).__name__}: {str(error)[:60]}")
+        told.append(texts)
+        dist.barrier()
+        dist.destroy_process_group()
+    assert told[0] == told[1]
+    assert "AttributeError" not in str(told)
 
 
 @pytest.mark.parametrize("kind", [np.array, torch.tensor])

@@ -175,7 +175,7 @@ class Collectives:
         With `coding`, contributions are encoded between hosts, and nothing is lost. Raises ConfigError if the codec
         cannot do that.
         """
-        kind = reduction_kind([pairs[0][0]], opts.reduceOp)
+        kind = reduction_kind([output for output, _ in pairs[:1]], opts.reduceOp)
         if coding is not None:
             self._check_shard("reduce-scatter", pairs[0][1][0], pairs[0][0])
             kind = self._coded_kind("reduce-scatter", kind, pairs[0][0].dtype, coding)
@@ -237,7 +237,7 @@ class Collectives:
         With `coding`, shards are encoded between hosts; then all ranks have the same rounded values. Raises ConfigError
         if the codec cannot do that.
         """
-        kind = move_kind(pairs[0][1].dtype)
+        kind = move_kind(pairs[0][1].dtype) if pairs else None
         if coding is not None:
             self._check_shard("all-gather", pairs[0][1], pairs[0][0][0])
             kind = reduction_kind([pairs[0][1]], SUM)

@@ -94,7 +94,9 @@ def move_kind(dtype: torch.dtype) -> Kind | None:
 
 
 def reduction_kind(tensors: list[Tensor], op: ReduceOp) -> Kind | None:
-    """How to reduce these tensors; None if the engine cannot do or reach them."""
+    """How to reduce these tensors; None if the engine cannot do or reach them, and if there are none."""
+    if not tensors:
+        return None
     # The hash of a ReduceOp is the value of its operator, in a third of the time.
     kind = REDUCTIONS.get((tensors[0].dtype, hash(op)))
     return kind if are_plain(tensors) else None
