@@ -17,7 +17,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import commlayer
 from commlayer.compress.codec import STATELESS
-from commlayer.frontend.gradients.fsdp import GradientReduceScatter, Weights
+from commlayer.frontend.gradients.fsdp import GradientAllReduce, GradientReduceScatter, Weights
 from commlayer.frontend.group.backend import CommProcessGroup
 from tests import ranks
 from tests.drift import Drift, check_equal, directions, mean, nmse
@@ -370,3 +370,11 @@ def test_operations_that_cannot_be_encoded_are_named(rank: int, size: int) -> No
     whole, part = torch.empty(4, dtype=torch.int32), torch.ones(2, dtype=torch.int32)
     with pytest.raises(commlayer.ConfigError, match=r"this encoded all-gather is of torch\.int32"):
         group.all_gather_single(whole, part, AllgatherOptions(), policy=DEFAULT, key=1)
+
+
+@ranks.on(4, ranks.run_job)
+def test_averages_of_halves_over_replicas_do_not_overflow(rank: int, size: int) -> None:
+    gradients = torch.full((100,), 40_960.0 if rank else 49_152.0, dtype=torch.float16)
+    group = dist.distributed_c10d._get_default_group()
+    GradientAllReduce(commlayer.Policy(), 2, group)(gradients)
+    assert (gradients == 43_008).all()
