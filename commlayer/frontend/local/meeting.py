@@ -79,7 +79,7 @@ def meet(group: dist.ProcessGroup, own: Introduction, remedies: Mapping[str, str
 
 def attend(group: dist.ProcessGroup) -> None:
     """Returns once all ranks of the group have come, if its backend for the CPU is commlayer or gloo. Raises
-    PeerLostError if one of them has ended, for which `new_group` would wait until its timeout. All ranks call."""
+    PeerLostError if one of them has ended, for which a new group would wait until its timeout. All ranks call."""
     if isinstance(group, CommProcessGroup):
         group.barrier().wait()
     elif "cpu:gloo" in dist.get_backend_config(group).split(","):
