@@ -1,5 +1,6 @@
 """The collectives on tensors of every kind: layouts, types, lengths; and refusals, before anything is sent."""
 
+import gc
 import time
 from collections.abc import Callable
 from typing import Any
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
 from torch._C._distributed_c10d import AllgatherOptions
 
 import commlayer
@@ -60,6 +62,27 @@ def test_results_of_the_inference_mode_reach_callbacks(rank: int, size: int) -> 
         columns = torch.full((2, 3), rank + 1.0).t()
         arrived = dist.all_reduce(columns, async_op=True).get_future().then(lambda done: done.value()[0].sum().item())
     assert arrived.wait() == 18
+
+
+@ranks.on(2, ranks.run_job)
+def test_compiled_code_waits_for_what_began_before_it(rank: int, size: int) -> None:
+    """It calls `wait_tensor` for a tensor whose operation was not a functional collective."""
+    count = torch._C._distributed_c10d._get_work_registry_size
+    with funcol.allow_inflight_collective_as_graph_input_ctx():
+        if rank == 1:
+            time.sleep(0.3)
+        result = torch.full((100,), rank + 1.0)
+        dist.all_reduce(result, async_op=True)  # torch keeps the work
+        gc.collect()
+        assert count() == 1
+        torch.ops._c10d_functional.wait_tensor(result)
+        assert result.tolist() == [3.0] * 100
+        work = dist.all_reduce(result, async_op=True)
+        assert work is not None
+        work.wait()
+        assert count() == 0
+    dist.all_reduce(result, async_op=True)
+    assert count() == 0
 
 
 EMPTY: list[Callable[[Any], Any]] = [

@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import Work
+from torch._C._distributed_c10d import Work, _allow_inflight_collective_as_graph_input
 from torch.utils import _pytree as pytree
 
 from ...errors import ConfigError
@@ -202,6 +202,14 @@ def root_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int | None:
     return next((root for root in given if isinstance(root, int)), None)
 
 
+def registered(work: Work) -> Work:
+    """Registers the work of a collective where torch does that in C++: within
+    `allow_inflight_collective_as_graph_input_ctx`. Those of other backends are registered already."""
+    if _allow_inflight_collective_as_graph_input() and isinstance(work, CommWork):
+        work.register()
+    return work
+
+
 def placed(
     *,
     inputs: Sequence[int] = (),
@@ -220,7 +228,7 @@ def placed(
         def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
             try:
                 if self.devices is None:  # no accelerator in this machine
-                    return method(self, *args, **kwargs)
+                    return registered(method(self, *args, **kwargs))
                 of_group = functools.partial(method, self, **kwargs)
                 of_group.__name__ = method.__name__  # type: ignore[attr-defined]
                 read, written = inputs, outputs
@@ -228,7 +236,7 @@ def placed(
                     is_root = self.rank() == root_of(args, kwargs)
                     read = inputs if is_root or root == "writes" else ()
                     written = outputs if is_root == (root == "writes") else ()
-                return self.devices.dispatch(of_group, read, written, args, outputs, is_message=is_message)
+                return registered(self.devices.dispatch(of_group, read, written, args, outputs, is_message=is_message))
             except UnsettledError:
                 args, kwargs = settled(args), settled(kwargs)
             return wrapper(self, *args, **kwargs)

@@ -17,7 +17,7 @@ from typing import Any, cast
 
 import torch
 from torch._C import _distributed_c10d
-from torch._C._distributed_c10d import Work
+from torch._C._distributed_c10d import Work, _register_work
 from torch.futures import Future
 
 from ...dynamo import untraced
@@ -80,6 +80,7 @@ class CommWork(Work):
         """The call whose operation this is; None of a work of several calls."""
         self.kept: tuple[tuple[int, int], ...] = ()
         """See `Collectives.all_reduce_from`."""
+        self._is_registered = False
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Blocks until the results are there. Raises the operation's error, or OperationTimeoutError.
@@ -98,7 +99,24 @@ class CommWork(Work):
             self.settle()
             if self._future is not None:
                 self._future.wait()  # it may complete a moment later, and C++ takes its value after this
+            if self._is_registered:
+                self._unregister()
         return True
+
+    def register(self) -> None:
+        """Lets torch's `wait_tensor` wait for this operation, as code compiled within
+        `allow_inflight_collective_as_graph_input_ctx` calls it for the results. torch keeps the work until then."""
+        if self.handle is None:
+            return
+        self._is_registered = True
+        for tensor in self.results:
+            _register_work(tensor, self)
+
+    def _unregister(self) -> None:
+        """It has ended: torch lets go of it, and of the memory of its results."""
+        self._is_registered = False  # `wait_tensor` calls `wait`
+        for tensor in self.results:
+            torch.ops._c10d_functional.wait_tensor(tensor)
 
     def _wait_metered(self, timeout_s: float | None) -> None:
         """Waits, and tells the meter how long that took."""
