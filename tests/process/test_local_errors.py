@@ -313,6 +313,22 @@ def test_changes_that_the_sites_do_not_share(rank: int, size: int, change: Any, 
     assert any(text in texts for texts in everywhere)
 
 
+@pytest.mark.parametrize("name", ["frozen.weight", "scale"])
+@pytest.mark.parametrize("exact_steps", [0, 100])
+@ranks.on(SIZE, ranks.run_job, environ=ranks.NETWORK)
+def test_changes_that_torch_does_not_tell(rank: int, size: int, name: str, exact_steps: int) -> None:
+    """Those through `.data`: the ranks compare checksums at the end of `with`."""
+    model = Frozen()
+
+    def alter(step: int, _: Any) -> None:
+        if (rank, step) == (1, 2):
+            model.state_dict()[name].data.add_(1)
+
+    with pytest.raises(commlayer.ConfigError, match=f"on rank 1, '{name}' has changed, which the sites do not share"):
+        run(model, rank, 6, alter, exact_steps=exact_steps)
+    dist.barrier()
+
+
 @ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
 def test_wrong_uses_within_with(rank: int, size: int) -> None:
     model = Net()

@@ -24,11 +24,21 @@ TIMEOUT = timedelta(seconds=60)
 """A rank that waits for a neighbour raises OperationTimeoutError, which no test here expects."""
 
 
-def train_on_two_sites(rank: int, before: Callable[[int, nn.Module], None], **arguments: Any) -> None:
+class Scaled(Net):
+    """It has a buffer, which it does not change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.ones(3))
+
+
+def train_on_two_sites(
+    rank: int, before: Callable[[int, nn.Module], None], net: nn.Module | None = None, **arguments: Any
+) -> None:
     """Two sites of two ranks each. `before(step, model)` is called before each step."""
     site = [dist.new_group([0, 1], timeout=TIMEOUT), dist.new_group([2, 3], timeout=TIMEOUT)][rank // 2]
     between = [dist.new_group([0, 2]), dist.new_group([1, 3])][rank % 2]
-    model = DistributedDataParallel(Net(), process_group=site)
+    model = DistributedDataParallel(net or Net(), process_group=site)
     optimizer = sgd(model)
     usual: dict[str, Any] = {"every": 4, "fragments": 1, "delay": 0, "codec": "none"}
     with commlayer.LocalSteps(model, optimizer, **usual | arguments, group=between):
@@ -77,6 +87,11 @@ def test_weights_that_are_not_finite_in_one_shard(rank: int, size: int) -> None:
     with pytest.raises(CommError, match="the weights of rank 2 are not finite"):
         train_on_two_sites(rank, spoil)
     dist.barrier()
+
+
+@ranks.on(4, ranks.run_job, environ=ranks.NETWORK)
+def test_buffers_that_ddp_writes_have_not_changed(rank: int, size: int) -> None:
+    train_on_two_sites(rank, nothing, Scaled())
 
 
 @pytest.mark.parametrize("at", range(4))

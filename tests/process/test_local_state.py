@@ -136,3 +136,32 @@ def test_buffers(rank: int, size: int, buffers: str) -> None:
     mean = own.clone()
     dist.all_reduce(mean, op=dist.ReduceOp.AVG)
     assert torch.allclose(norm.running_var, mean if buffers == "average" else own, rtol=1e-6)
+
+
+class Smoothed(Normed):
+    """It replaces its buffer in each pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("ema", torch.zeros(40))
+
+    def forward(self, given: Tensor) -> Tensor:
+        self.ema = 0.9 * self.ema + 0.1 * given.mean(0)
+        return super().forward(given)
+
+
+@pytest.mark.parametrize("exact_steps", [0, 100])
+@ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
+def test_a_buffer_that_the_model_replaces_is_averaged(rank: int, size: int, exact_steps: int) -> None:
+    model = Smoothed()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    with commlayer.LocalSteps(model, optimizer, 4, 2, (1, 0), buffers="average", exact_steps=exact_steps) as local:
+        train(model, optimizer, rank, range(7))
+        own = model.ema.clone()
+        with local.averaged():
+            assert equal_on_all(model.ema) == (not exact_steps)
+        assert torch.equal(model.ema, own)
+    assert not equal_on_all(own)
+    dist.all_reduce(own, op=dist.ReduceOp.AVG)
+    assert torch.allclose(model.ema, own, rtol=1e-6)
+    assert equal_on_all(model.ema)

@@ -353,10 +353,13 @@ class ExactSteps:
         """The training ends with exact steps: all ranks take the weights of the first site, and average their buffers.
         Raises CommError if other ranks go on."""
         self._site.part()
+        own = Head(self.steps * self._is_plain, is_leaving=True)._replace(**self._weights.at_end()._asdict())
 
         def told() -> None:
-            self._heads.tell(Head(self.steps * self._is_plain, is_leaving=True))
-            self._heads.meet()
+            self._heads.tell(own)
+            ranks = dist.get_process_group_ranks(self._group)
+            heads = zip(ranks, self._heads.meet(), strict=True)
+            self._weights.check_told({rank: head.told for rank, head in heads})
 
         self._site.agreed(told)
         self.finish()

@@ -15,6 +15,7 @@ from ..work.context import labelled, priority
 from ..work.odd import odd_ones, usual
 from .meeting import on_all
 from .sync import no_count
+from .weights import Told
 
 
 class Head(NamedTuple):
@@ -30,6 +31,14 @@ class Head(NamedTuple):
     """This site's, in the step; NaN: `samples` gave no count."""
     scale: float = 1.0
     """The factor of the gradients, by the job's GradScaler."""
+    fixed: int = 0
+    """See `Told`."""
+    changed: int = 0
+
+    @property
+    def told(self) -> Told:
+        """What it tells of tensors that are not sent."""
+        return Told(self.fixed, self.changed)
 
 
 class Heads:
@@ -54,7 +63,10 @@ class Heads:
         if self._met is None:
             self._work.wait()
             rows = self._all.tolist()
-            heads = [Head(int(step), int(passes), bool(leaves), *rest) for step, passes, leaves, *rest in rows]
+            heads = [
+                Head(int(step), int(passes), bool(leaves), samples, scale, *map(int, told))
+                for step, passes, leaves, samples, scale, *told in rows
+            ]
             self._check(heads)
             self._met = heads
         return self._met

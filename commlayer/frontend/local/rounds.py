@@ -33,7 +33,7 @@ from .sync import Ended, Head, Outcome, Sync, finite
 from .tally import Tally
 from .turns import Turns
 from .vote import Vote
-from .weights import Weights
+from .weights import Told, Weights
 
 FIELDS = ("sizes", "shared", "momentum", "steps", "syncs", *tally.FIELDS, "buffers", "sync")
 """The names in a saved state."""
@@ -70,6 +70,7 @@ class Rounds:
         """Syncs that this rank has begun."""
         self._since = 0  # local steps since the latest turn began
         self._tally = Tally(turns.fragments)
+        self._told = Told()
         self._sync: Sync | None = None
         self._kept = Kept[Ended](lambda ended: ended.nbytes)  # what the model lacks
         self._before = 0.0  # `trained` before the last step
@@ -188,6 +189,7 @@ class Rounds:
         with self._loop():
             self._site.part()
             self._finish()
+            self._told = self._weights.at_end()
             together = 0
             while together < self.turns.fragments:
                 self._start(is_leaving=True)
@@ -215,7 +217,7 @@ class Rounds:
             if self.stand_in is not None:
                 self.stand_in.grace.began(self._bell.late_s(self.syncs))
             self._bell.ring(self.syncs)
-        self._weights.check_unchanged(self._living.group.who)
+        self._weights.check_unchanged()
         at = self.turns.fragment(self.syncs)
         fragment = self.shared.fragments[at]
         difference = fragment.weights()
@@ -226,7 +228,8 @@ class Rounds:
         digest = 0 if self._arriving.joins else fragment.digest()
         invites = not is_leaving and self._living.invite()
         head = Head(self.syncs, digest, finite(difference), is_leaving, steps, samples)
-        head = self.pace.tell(head._replace(is_listening=self._is_listening, invites=invites), self._site)
+        head = head._replace(is_listening=self._is_listening, invites=invites, **self._told._asdict())
+        head = self.pace.tell(head, self._site)
         is_last = at == self.turns.fragments - 1
         buffers = (
             self._site.average(self._weights.flat_buffers())
@@ -362,7 +365,10 @@ class Rounds:
         while pumps and self._arriving.is_busy and not sync.is_done:
             if not self._pump():
                 time.sleep(PAUSE_S)
-        return sync.finish()
+        outcome = sync.finish()
+        heads = zip(sync.ranks, outcome.heads, strict=True)
+        self._weights.check_told({rank: head.told for rank, head in heads})
+        return outcome
 
     def _again(self, sync: Sync) -> Sync:
         """The same sync in the present group; it has not begun."""

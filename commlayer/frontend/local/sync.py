@@ -22,6 +22,7 @@ from ..work.context import labelled
 from ..work.odd import odd_ones
 from .fragment import Part
 from .meeting import on_all
+from .weights import Told
 
 CLASS = LEAST_CLASS - 1
 """The class of syncs: all else goes first, but the state for a site that joins. Its packets get no copies on lossy
@@ -61,6 +62,14 @@ class Head(NamedTuple):
     """Those of the turns of which it is a sync; 0: the state that it came from does not tell."""
     since_turn: int = -1
     since_step: int = 0
+    fixed: int = 0
+    """See `Told`."""
+    changed: int = 0
+
+    @property
+    def told(self) -> Told:
+        """What it tells of tensors that are not sent."""
+        return Told(self.fixed, self.changed)
 
 
 class Outcome(NamedTuple):

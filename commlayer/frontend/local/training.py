@@ -136,6 +136,7 @@ class Training:
 
         def begin(living: Living) -> None:
             self.living, self.rank = living, living.party.own
+            self._weights.rank = self.rank
             given.check(living.group, self.site, joins=True)
             self.rounds = rounds = self.rounds_of(living, living.turns)
             course, steps = rounds.join()
@@ -186,6 +187,7 @@ class Training:
         given = self.given
         given.check(group, self.site)
         self._weights = Weights(self._model, self._optimizer, given.buffers)
+        self._weights.rank = self.rank
         fine = given.fine.of_parts(self._weights.parts)
         state = ExactState(policy_of(given.policy, self.site), group, fine=fine, optimizer=self._optimizer)
         count = None if given.samples is None else self.count

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+import zlib
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +16,9 @@ from ...errors import ConfigError
 from ...scheduler.deferred import check_whole
 from ..gradients.fsdp import averages_replicas, sharded_modules
 from ..group.parts import part_of
+from ..work.odd import odd_ones
 from .fragment import digest_of
+from .meeting import on_all
 
 _is_dense = torch.ops.aten.is_non_overlapping_and_dense.default
 
@@ -22,10 +26,20 @@ BUFFERS = (None, "average", "own")
 """The values of `LocalSteps(buffers=...)`."""
 
 
+class Told(NamedTuple):
+    """What a rank tells the others of tensors that are not sent."""
+
+    fixed: int = 0
+    """A checksum of those that must stay as they are; 0: the rank makes further steps."""
+    changed: int = 0
+    """The number of the first of them that has changed, from 1 on; 0: none has."""
+
+
 class Weights:
     """Parameters that the optimizer changes, and buffers. All others are watched: a change of them is an error, since
     the sites would no longer have the same model.
 
+    Buffers are found by their names each time, because a model may put another tensor in the place of one.
     Parameters of FSDP2 are not gathered here; each rank shares its part of them. Raises ConfigError for models and
     optimizers that local steps cannot serve.
     """
@@ -36,6 +50,8 @@ class Weights:
         self._sharded = sharded_modules(model)
         self._check_kind(model, optimizer)
         self._optimizer = optimizer
+        self.rank: int | None = None
+        """The number of this process, for errors."""
         owned = {parameter for group in optimizer.param_groups for parameter in group["params"]}
         named = dict(self.net.named_parameters())  # tied parameters once
         self._check_owned(owned, set(named.values()))
@@ -52,11 +68,12 @@ class Weights:
         floats = {name: buffer for name, buffer in self.net.named_buffers() if buffer.is_floating_point()}
         if buffers is None:
             self._check_buffers()
-        self.buffers = floats if buffers == "average" else {}
-        """Floating-point buffers that the sites average, by name."""
-        fixed = {name: tensor for name, tensor in named.items() if name not in self.parameters}
-        self._fixed = fixed | (floats if buffers is None else {})
-        self._versions = {name: tensor._version for name, tensor in self._fixed.items()}
+        self._averaged = {name: _kind(buffer) for name, buffer in floats.items()} if buffers == "average" else {}
+        self._frozen = {name: tensor for name, tensor in named.items() if name not in self.parameters}
+        fixed = self._frozen | (floats if buffers is None else {})
+        self._seen = {name: (tensor, tensor._version) for name, tensor in fixed.items()}
+        self._fixed = {name: (_kind(tensor), digest_of(tensor)) for name, tensor in fixed.items()}
+        """What must stay as it is."""
         self._owned = len(owned)
 
     def _check_kind(self, model: nn.Module, optimizer: Optimizer) -> None:
@@ -142,19 +159,84 @@ class Weights:
         for module in self._sharded:
             module.reshard()
 
-    def check_unchanged(self, who: str) -> None:
-        """Raises ConfigError if something has changed that the sites do not share. `who`: this rank."""
-        for name, tensor in self._fixed.items():
-            if tensor._version != self._versions[name]:
-                raise ConfigError(
-                    f"{who}: {self._who}: {name!r} has changed, which the sites do not share: its optimizer is another "
-                    f"one, or it was frozen at the start, or it is a buffer (LocalSteps(buffers='average') or 'own')"
-                )
+    # ---- what must not change ---------------------------------------------------------------------------------------
+
+    def check_unchanged(self) -> None:
+        """Raises ConfigError if something has changed that the sites do not share. Reads only those tensors that torch
+        says were written: it does not say so of writes through `.data`."""
+        for name, tensor in self._fixed_now().items():
+            before, version = self._seen[name]
+            if tensor is before and tensor._version == version:
+                continue
+            if tensor is None or not self._is_as_before(name, tensor):
+                raise ConfigError(f"rank {self.rank}: {self._who}: {self._change_of(name)}")
+            self._seen[name] = tensor, tensor._version  # the same values again, as DDP writes buffers
+        _ = self.buffers  # raises if one has another form
         if sum(len(group["params"]) for group in self._optimizer.param_groups) != self._owned:
-            raise ConfigError(f"{who}: {self._who}: the optimizer has other parameters; make a new LocalSteps then")
+            raise ConfigError(
+                f"rank {self.rank}: {self._who}: the optimizer has other parameters; make a new LocalSteps then"
+            )
         for name, parameter in self.parameters.items():
             if not parameter.requires_grad:
-                raise ConfigError(f"{who}: {self._who}: {name!r} was frozen; make a new LocalSteps after such a change")
+                raise ConfigError(
+                    f"rank {self.rank}: {self._who}: {name!r} was frozen; make a new LocalSteps after such a change"
+                )
+
+    def at_end(self) -> Told:
+        """What this rank tells, once it makes no more steps. Reads all that must stay as it is."""
+        changed, digest = 0, 0
+        for number, (name, tensor) in enumerate(self._fixed_now().items(), 1):
+            own = 0 if tensor is None else digest_of(tensor)
+            digest = zlib.crc32(f"{digest} {own}".encode())
+            if not changed and (tensor is None or (_kind(tensor), own) != self._fixed[name]):
+                changed = number
+        return Told(digest + (1 << 32), changed)
+
+    def check_told(self, told: Mapping[int, Told]) -> None:
+        """Raises ConfigError, on all ranks, if what must stay as it is differs between those that make no more steps.
+        `told`: by rank, the same on all."""
+        ranks = [rank for rank, each in told.items() if each.fixed]
+        if odd := odd_ones([told[rank].fixed for rank in ranks]):
+            # All began with the same, so it has changed on one that differs from the others, or on most.
+            rank = next(rank for rank in [*(ranks[at] for at in odd), *ranks] if told[rank].changed)
+            name = list(self._fixed)[told[rank].changed - 1]
+            text = f"rank {self.rank}: {self._who}: on rank {rank}, {self._change_of(name)}"
+            raise on_all(ConfigError(text), rank)
+
+    def _fixed_now(self) -> dict[str, Tensor | None]:
+        found = self._buffers_now() if len(self._frozen) < len(self._fixed) else {}
+        return {name: self._frozen.get(name, found.get(name)) for name in self._fixed}
+
+    def _is_as_before(self, name: str, tensor: Tensor) -> bool:
+        return self._fixed[name] == (_kind(tensor), digest_of(tensor))
+
+    def _change_of(self, name: str) -> str:
+        return (
+            f"{name!r} has changed, which the sites do not share: its optimizer is another one, or it was frozen at "
+            f"the start, or it is a buffer (LocalSteps(buffers='average') or 'own')"
+        )
+
+    # ---- buffers ----------------------------------------------------------------------------------------------------
+
+    def _buffers_now(self) -> dict[str, Tensor]:
+        return dict(self.net.named_buffers(remove_duplicate=False))
+
+    @property
+    def buffers(self) -> dict[str, Tensor]:
+        """Floating-point buffers that the sites average, by name. Raises ConfigError if one has another form than it
+        had at the start."""
+        if not self._averaged:
+            return {}
+        found = self._buffers_now()
+        for name, kind in self._averaged.items():
+            if name not in found or _kind(found[name]) != kind:
+                now = "is gone" if name not in found else f"has become {' '.join(map(str, _kind(found[name])))}"
+                raise ConfigError(
+                    f"rank {self.rank}: {self._who}: the buffer {name!r} was {' '.join(map(str, kind))} when `with` "
+                    f"began, and {now}, so the sites cannot average it: keep its shape, dtype and device, as by "
+                    f"copy_(), or choose LocalSteps(buffers='own')"
+                )
+        return {name: found[name] for name in self._averaged}
 
     def flat_buffers(self) -> Tensor:
         """The buffers that the sites average, one after the other, float32 on the CPU."""
@@ -163,10 +245,13 @@ class Weights:
 
     def put_buffers(self, values: Tensor) -> None:
         """Replaces the buffers by these, which are like `flat_buffers`."""
-        parts = values.split([buffer.numel() for buffer in self.buffers.values()])
+        buffers = self.buffers
+        parts = values.split([buffer.numel() for buffer in buffers.values()])
         with torch.no_grad():
-            for buffer, part in zip(self.buffers.values(), parts, strict=True):
+            for buffer, part in zip(buffers.values(), parts, strict=True):
                 buffer.copy_(part.view(buffer.shape))
+
+    # ---- for the ranks to compare -----------------------------------------------------------------------------------
 
     def shapes(self) -> dict[str, Any]:
         """What must be alike on all ranks, by name."""
@@ -179,8 +264,12 @@ class Weights:
         return {name: digest_of(tensor) for name, tensor in shared.items()} | self.fixed_digests()
 
     def fixed_digests(self) -> dict[str, int]:
-        """A checksum of every tensor that is equal on all ranks at any time."""
-        return {name: digest_of(tensor) for name, tensor in self._fixed.items()}
+        """A checksum of every tensor that is equal on all ranks at any time, as of the start."""
+        return {name: digest for name, (_, digest) in self._fixed.items()}
+
+
+def _kind(tensor: Tensor) -> tuple[list[int], torch.dtype, torch.device]:
+    return list(tensor.shape), tensor.dtype, tensor.device
 
 
 def _form(tensor: Any) -> list[Any]:
