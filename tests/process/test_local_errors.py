@@ -148,6 +148,24 @@ def test_weights_that_are_not_finite(rank: int, size: int, value: float) -> None
     dist.barrier()
 
 
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+@pytest.mark.parametrize("exact_steps", [0, 100])
+@ranks.on(SIZE, ranks.run_job, environ=ranks.NETWORK)
+def test_averaged_buffers_that_are_not_finite(rank: int, size: int, value: float, exact_steps: int) -> None:
+    model: Any = Net()
+    normed(model)
+
+    def spoil(step: int, _: Any) -> None:
+        if (rank, step) == (1, 2):
+            model.layers[3].running_var[2] = value  # which training does not use, so weights stay finite
+
+    found = "the buffer 'layers.3.running_var' of rank 1 is not finite; the sites must not average it"
+    with pytest.raises(commlayer.CommError, match=found):
+        run(model, rank, 6, spoil, buffers="average", exact_steps=exact_steps)
+    assert rank == 1 or all(bool(buffer.isfinite().all()) for buffer in model.buffers())
+    dist.barrier()
+
+
 @pytest.mark.parametrize("count", [-1, float("nan"), "many"])
 @ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
 def test_samples_that_are_no_count(rank: int, size: int, count: Any) -> None:

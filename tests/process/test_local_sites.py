@@ -94,6 +94,23 @@ def test_buffers_that_ddp_writes_have_not_changed(rank: int, size: int) -> None:
     train_on_two_sites(rank, nothing, Scaled())
 
 
+def spoil_buffer(net: Any, *_: Any) -> None:
+    net.scale.fill_(torch.nan)
+
+
+@ranks.on(4, ranks.run_job, environ=ranks.NETWORK)
+def test_a_buffer_that_is_not_finite_on_one_rank_of_a_site(rank: int, size: int) -> None:
+    """Ranks 1 and 3 find it; ranks 0 and 2 get the average of their site, and the heads of each other."""
+
+    def spoil(step: int, model: Any) -> None:
+        if (rank, step) == (3, 3):
+            model.module.register_forward_hook(spoil_buffer)  # DDP has written its buffers by then
+
+    with pytest.raises(CommError, match="the buffer 'scale' of rank 3 is not finite"):
+        train_on_two_sites(rank, spoil, Scaled(), buffers="average")
+    dist.barrier()
+
+
 @pytest.mark.parametrize("at", range(4))
 @ranks.on(4, ranks.run_job, environ=ranks.NETWORK)
 def test_an_argument_that_one_rank_refuses(rank: int, size: int, at: int) -> None:

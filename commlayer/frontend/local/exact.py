@@ -351,9 +351,11 @@ class ExactSteps:
 
     def leave(self) -> None:
         """The training ends with exact steps: all ranks take the weights of the first site, and average their buffers.
-        Raises CommError if other ranks go on."""
+        Raises CommError if other ranks go on, and as `Weights.check_told`."""
         self._site.part()
-        own = Head(self.steps * self._is_plain, is_leaving=True)._replace(**self._weights.at_end()._asdict())
+        buffers = self._weights.flat_buffers()
+        tells = self._weights.at_end()._replace(spoiled=self._weights.spoiled(buffers))
+        own = Head(self.steps * self._is_plain, is_leaving=True)._replace(**tells._asdict())
 
         def told() -> None:
             self._heads.tell(own)
@@ -368,7 +370,7 @@ class ExactSteps:
         self._weights.reshard()
         for fragment in fragments:
             fragment.put(fragment.shared)
-        buffers = self._site.average(self._weights.flat_buffers())
+        buffers = self._site.average(buffers)
         if len(buffers):
             self._of_syncs.allreduce([buffers], op=dist.ReduceOp(dist.ReduceOp.AVG)).wait()
             self._weights.put_buffers(buffers)

@@ -228,15 +228,13 @@ class Rounds:
         digest = 0 if self._arriving.joins else fragment.digest()
         invites = not is_leaving and self._living.invite()
         head = Head(self.syncs, digest, finite(difference), is_leaving, steps, samples)
-        head = head._replace(is_listening=self._is_listening, invites=invites, **self._told._asdict())
-        head = self.pace.tell(head, self._site)
         is_last = at == self.turns.fragments - 1
-        buffers = (
-            self._site.average(self._weights.flat_buffers())
-            if is_last
-            else torch.zeros(0, dtype=torch.float32, device="cpu")
-        )
-        self._begin(head, difference, torch.zeros_like(buffers) if self._is_listening else buffers)
+        own = self._weights.flat_buffers() if is_last else torch.zeros(0, dtype=torch.float32, device="cpu")
+        if self._is_listening:
+            own.zero_()
+        told = self._told._replace(spoiled=self._weights.spoiled(own))
+        head = head._replace(is_listening=self._is_listening, invites=invites, **told._asdict())
+        self._begin(self.pace.tell(head, self._site), difference, self._site.average(own))
         self.syncs, self._since = self.syncs + 1, 0
 
     def _begin(self, head: Head, difference: torch.Tensor, buffers: torch.Tensor, age: int = 0) -> None:

@@ -65,11 +65,12 @@ class Head(NamedTuple):
     fixed: int = 0
     """See `Told`."""
     changed: int = 0
+    spoiled: int = 0
 
     @property
     def told(self) -> Told:
         """What it tells of tensors that are not sent."""
-        return Told(self.fixed, self.changed)
+        return Told(self.fixed, self.changed, self.spoiled)
 
 
 class Outcome(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -12,7 +13,8 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from ...errors import ConfigError
+from ...compress.values import is_finite
+from ...errors import CommError, ConfigError
 from ...scheduler.deferred import check_whole
 from ..gradients.fsdp import averages_replicas, sharded_modules
 from ..group.parts import part_of
@@ -33,6 +35,8 @@ class Told(NamedTuple):
     """A checksum of those that must stay as they are; 0: the rank makes further steps."""
     changed: int = 0
     """The number of the first of them that has changed, from 1 on; 0: none has."""
+    spoiled: int = 0
+    """The number of the first averaged buffer whose values are not finite, from 1 on; 0: all are."""
 
 
 class Weights:
@@ -69,6 +73,8 @@ class Weights:
         if buffers is None:
             self._check_buffers()
         self._averaged = {name: _kind(buffer) for name, buffer in floats.items()} if buffers == "average" else {}
+        starts = {name: _flat(floats[name]) for name in self._averaged}
+        self._infinite = {name: start.clone() for name, start in starts.items() if not is_finite(start)}
         self._frozen = {name: tensor for name, tensor in named.items() if name not in self.parameters}
         fixed = self._frozen | (floats if buffers is None else {})
         self._seen = {name: (tensor, tensor._version) for name, tensor in fixed.items()}
@@ -193,8 +199,16 @@ class Weights:
         return Told(digest + (1 << 32), changed)
 
     def check_told(self, told: Mapping[int, Told]) -> None:
-        """Raises ConfigError, on all ranks, if what must stay as it is differs between those that make no more steps.
-        `told`: by rank, the same on all."""
+        """Raises the same error on all ranks: CommError for an averaged buffer that is not finite, and ConfigError if
+        what must stay as it is differs between those that make no more steps. `told`: by rank, the same on all."""
+        for rank, each in told.items():
+            if each.spoiled:
+                text = (
+                    f"rank {self.rank}: {self._who}: the buffer {list(self._averaged)[each.spoiled - 1]!r} of rank "
+                    f"{rank} is not finite; the sites must not average it: restore a checkpoint on all ranks, with a "
+                    f"lower learning rate or a GradScaler, or choose LocalSteps(buffers='own')"
+                )
+                raise on_all(CommError(text), rank)
         ranks = [rank for rank, each in told.items() if each.fixed]
         if odd := odd_ones([told[rank].fixed for rank in ranks]):
             # All began with the same, so it has changed on one that differs from the others, or on most.
@@ -240,8 +254,22 @@ class Weights:
 
     def flat_buffers(self) -> Tensor:
         """The buffers that the sites average, one after the other, float32 on the CPU."""
-        parts = [buffer.detach().float().cpu().flatten() for buffer in self.buffers.values()]
+        parts = [_flat(buffer) for buffer in self.buffers.values()]
         return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float32, device="cpu")
+
+    def spoiled(self, values: Tensor) -> int:
+        """The number of the first buffer in these values, which are like `flat_buffers`, that is not finite, from 1 on;
+        0: all are. Infinite values of the start are no fault, as those of masks."""
+        if is_finite(values):
+            return 0
+        parts = values.split([math.prod(shape) for shape, _, _ in self._averaged.values()])
+        for number, (name, part) in enumerate(zip(self._averaged, parts, strict=True), 1):
+            wrong = ~part.isfinite()
+            if name in self._infinite:
+                wrong &= part != self._infinite[name]
+            if wrong.any():
+                return number
+        return 0
 
     def put_buffers(self, values: Tensor) -> None:
         """Replaces the buffers by these, which are like `flat_buffers`."""
@@ -266,6 +294,10 @@ class Weights:
     def fixed_digests(self) -> dict[str, int]:
         """A checksum of every tensor that is equal on all ranks at any time, as of the start."""
         return {name: digest for name, (_, digest) in self._fixed.items()}
+
+
+def _flat(buffer: Tensor) -> Tensor:
+    return buffer.detach().float().cpu().flatten()
 
 
 def _kind(tensor: Tensor) -> tuple[list[int], torch.dtype, torch.device]:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from commlayer import ConfigError
+from commlayer import CommError, ConfigError
 from commlayer.frontend.local.weights import Told, Weights
 
 
@@ -53,6 +53,24 @@ def test_a_buffer_of_another_form_is_named(other: Any, text: str) -> None:
     for use in (weights.check_unchanged, weights.flat_buffers, lambda: weights.put_buffers(torch.ones(3))):
         with pytest.raises(ConfigError, match=found):
             use()
+
+
+def test_a_buffer_that_is_not_finite() -> None:
+    model: Any = Smoothed()
+    model.register_buffer("mask", torch.tensor([0.0, -torch.inf, 0.0]))
+    weights = weights_of(model, "average")
+    assert weights.spoiled(weights.flat_buffers()) == 0  # the mask is, on all ranks alike
+    for name, number in (("mask", 2), ("ema", 1)):
+        for value in (torch.inf, -torch.inf, torch.nan):
+            before = getattr(model, name).clone()
+            getattr(model, name)[2] = value
+            assert weights.spoiled(weights.flat_buffers()) == number
+            getattr(model, name).copy_(before)
+    model.mask[1] = torch.nan
+    assert weights.spoiled(weights.flat_buffers()) == 2
+    with pytest.raises(CommError, match="the buffer 'mask' of rank 5 is not finite; the sites must not") as caught:
+        weights.check_told({0: Told(), 5: Told(spoiled=2)})
+    assert caught.value.culprit == 5
 
 
 def test_a_watched_buffer_that_the_model_has_replaced() -> None:
