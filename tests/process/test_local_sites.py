@@ -4,7 +4,7 @@ raise."""
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -41,7 +41,8 @@ def train_on_two_sites(
     model = DistributedDataParallel(net or Net(), process_group=site)
     optimizer = sgd(model)
     usual: dict[str, Any] = {"every": 4, "fragments": 1, "delay": 0, "codec": "none"}
-    with commlayer.LocalSteps(model, optimizer, **usual | arguments, group=between):
+    with commlayer.LocalSteps(model, optimizer, **usual | arguments, group=between) as local:
+        vars(model)["local"] = local
         for step in range(9):
             before(step, model)
             train(model, optimizer, rank, [step])
@@ -109,6 +110,33 @@ def test_a_buffer_that_is_not_finite_on_one_rank_of_a_site(rank: int, size: int)
     with pytest.raises(CommError, match="the buffer 'scale' of rank 3 is not finite"):
         train_on_two_sites(rank, spoil, Scaled(), buffers="average")
     dist.barrier()
+
+
+@pytest.mark.parametrize("raising", [(1,), (0, 1, 2, 3)])
+@ranks.on(4, ranks.run_job, environ=ranks.NETWORK)
+def test_an_exception_within_averaged_changes_nothing(rank: int, size: int, raising: Sequence[int]) -> None:
+    """Not even if the others of the site end it well, and the loop goes on. Another training has the same bits."""
+    found = []
+    for fails in (True, False):
+        net = Scaled()
+
+        def evaluate(step: int, model: Any, fails: bool = fails) -> None:
+            if step != 6:
+                return
+            before = [values.clone() for values in model.module.state_dict().values()]
+            try:
+                with model.local.averaged():
+                    if fails and rank in raising:
+                        raise Stopped("evaluation")
+            except Stopped as error:
+                assert str(error) == "evaluation"
+                assert error.__context__ is None
+            after = model.module.state_dict().values()
+            assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+
+        train_on_two_sites(rank, evaluate, net, buffers="average")
+        found.append(torch.cat([values.flatten() for values in net.state_dict().values()]))
+    assert torch.equal(*found)
 
 
 @pytest.mark.parametrize("at", range(4))

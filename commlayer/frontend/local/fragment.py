@@ -86,26 +86,34 @@ class Fragment:
         middle = min(max(middle - site.rank * shard, 0), shard)
         self.parts = [part for part in (Part(0, middle, False), Part(middle, shard, True)) if part.start < part.end]
 
-    def weights(self) -> Tensor:
-        """This rank's shard of the model's weights of now, in memory of its own."""
+    def whole(self) -> Tensor:
+        """All of the model's weights of now that replicas share, in memory of their own."""
         whole = torch.zeros(self._site.padded(self.size), dtype=torch.float32, device="cpu")
         at = 0
         for stripe in self._stripes:
             end = at + stripe.end - stripe.start
             whole[at:end].copy_(stripe.values())
             at = end
+        return whole
+
+    def weights(self) -> Tensor:
+        """This rank's shard of the model's weights of now, in memory of its own."""
+        whole = self.whole()
         return self._site.shard(whole).clone() if self._site.size > 1 else whole
 
     def add(self, shard: Tensor) -> None:
         """Adds to the model's weights, of which this is a rank's shard. All replicas call."""
-        self._each(shard, lambda weights, values: weights.add_(values))
+        self._each(self._site.gather(shard), lambda weights, values: weights.add_(values))
 
     def put(self, shard: Tensor) -> None:
         """Replaces the model's weights, of which this is a rank's shard. All replicas call."""
-        self._each(shard, lambda weights, values: weights.copy_(values))
+        self.put_whole(self._site.gather(shard))
 
-    def _each(self, shard: Tensor, change: Callable[[Tensor, Tensor], Tensor]) -> None:
-        whole = self._site.gather(shard)
+    def put_whole(self, whole: Tensor) -> None:
+        """Replaces the model's weights by these, which are like `whole`."""
+        self._each(whole, lambda weights, values: weights.copy_(values))
+
+    def _each(self, whole: Tensor, change: Callable[[Tensor, Tensor], Tensor]) -> None:
         at = 0
         for stripe in self._stripes:
             end = at + stripe.end - stripe.start

@@ -282,7 +282,8 @@ class LocalSteps:
 
     @contextlib.contextmanager
     def averaged(self) -> Iterator[nn.Module]:
-        """A context in which the model has the shared weights, to evaluate and save; afterwards this site's own again.
+        """A context in which the model has the shared weights, to evaluate and save; afterwards this site's own again,
+        also after an exception. Meanwhile each rank keeps its own weights in host memory, 4 bytes per value.
 
         All ranks of a site enter it. Raises ConfigError outside of `with`, and for a step within.
         """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -70,16 +70,24 @@ class Shared:
 
     @contextlib.contextmanager
     def averaged(self) -> Iterator[None]:
-        """A context in which the model has the shared weights. All ranks of a site enter it."""
-        own, buffers = [fragment.weights() for fragment in self.fragments], self._weights.flat_buffers()
-        self.put()
+        """A context in which the model has the shared weights. All ranks of a site enter it. Each leaves it without
+        the others, which may never come to its end if it raises: so each keeps all weights of its own."""
+        own, buffers = [fragment.whole() for fragment in self.fragments], self._weights.flat_buffers()
         try:
+            self.put()
             yield
-        finally:
-            self._weights.reshard()
-            for fragment, weights in zip(self.fragments, own, strict=True):
-                fragment.put(weights)
-            self._weights.put_buffers(buffers)
+        except BaseException:
+            with contextlib.suppress(ConfigError):  # the body's own error counts
+                self._take_back(own, buffers)
+            raise
+        self._take_back(own, buffers)
+
+    def _take_back(self, own: Sequence[torch.Tensor], buffers: torch.Tensor) -> None:
+        """Gives the model these weights and buffers, which it had before."""
+        self._weights.reshard()
+        for fragment, whole in zip(self.fragments, own, strict=True):
+            fragment.put_whole(whole)
+        self._weights.put_buffers(buffers)
 
     # ---- state ------------------------------------------------------------------------------------------------------
 
