@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 from typing import Any
 
@@ -136,6 +137,29 @@ def test_buffers(rank: int, size: int, buffers: str) -> None:
     mean = own.clone()
     dist.all_reduce(mean, op=dist.ReduceOp.AVG)
     assert torch.allclose(norm.running_var, mean if buffers == "average" else own, rtol=1e-6)
+
+
+@ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
+def test_a_copy_of_the_model_can_be_loaded_within_with(rank: int, size: int) -> None:
+    model: Any = Normed()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    with commlayer.LocalSteps(model, optimizer, 4, 2, (1, 0), buffers="own"):
+        train(model, optimizer, rank, range(2))
+        saved = io.BytesIO()
+        torch.save(model, saved)
+        assert b"commlayer" not in saved.getvalue()
+        saved.seek(0)
+        copies = [copy.deepcopy(model), copy.deepcopy(model.layers), torch.load(saved, weights_only=False)]
+        copies.append(copy.deepcopy(copies[-1]))
+        train(model, optimizer, rank, range(2, 4))
+        for other in copies:
+            own = model.layers if isinstance(other, nn.Sequential) else model
+            other.load_state_dict(own.state_dict())
+            assert all(map(torch.equal, other.state_dict().values(), own.state_dict().values()))
+        for module in (model, model.layers, model.layers[1]):
+            with pytest.raises(commlayer.ConfigError, match="within `with LocalSteps"):
+                module.load_state_dict(module.state_dict())
+    model.load_state_dict(copies[0].state_dict())
 
 
 class Smoothed(Normed):

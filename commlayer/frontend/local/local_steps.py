@@ -33,6 +33,7 @@ from .exact import ExactSteps
 from .living import Living
 from .measured import Measured
 from .meeting import is_on_all
+from .refusal import Refusal
 from .rounds import FIELDS
 from .training import Training
 from .turns import EVERY_MAX, Turns
@@ -161,7 +162,7 @@ class LocalSteps:
         self._hooks = [
             self._optimizer.register_step_pre_hook(self._before_step),
             self._optimizer.register_step_post_hook(self._after_step),
-            *(module.register_load_state_dict_pre_hook(_refuse_load) for module in self._model.modules()),
+            *(module.register_load_state_dict_pre_hook(Refusal(self)) for module in self._model.modules()),
         ]
         _entered.add(self)
         return self
@@ -351,13 +352,6 @@ class LocalSteps:
         if rounds.stand_in is not None:
             lines.append(str(rounds.stand_in))
         return "\n".join(lines)
-
-
-def _refuse_load(*_: Any) -> None:
-    raise ConfigError(
-        "load_state_dict of a model within `with LocalSteps(...)`: the sites would count it as learned; end `with` "
-        "first, or restore before it begins"
-    )
 
 
 @atexit.register
