@@ -322,6 +322,21 @@ def test_a_parameter_without_a_gradient_on_any_rank_stays(rank: int, size: int) 
     assert model[2] not in optimizer.state
 
 
+@ranks.on(2)
+def test_gradients_that_the_optimizer_does_not_hold_count_once(rank: int, size: int) -> None:
+    """They are averaged, and count in the norm, as those of `clip_grad_norm_(model.parameters())` do."""
+    begin(rank, size)
+    model = nn.ParameterList([torch.ones(3) for _ in range(2)])
+    optimizer = torch.optim.SGD([model[0]], lr=0.1)
+    with commlayer.elastic(model, optimizer, clip_norm=100.0) as job:
+        for _ in job.batches(range(4)):
+            (model[0] * (1 + rank) + model[1] * (2 + rank)).sum().backward()
+            job.step()
+            assert job.norm == pytest.approx((3 * 1.5**2 + 3 * 2.5**2) ** 0.5)
+            assert [each.grad for each in model] == [None, None]
+    assert model[1].eq(1.0).all()
+
+
 def _differing(rank: int, size: int, dies: int = -1) -> tuple[Job, Callable[[], None]]:
     """A job in which rank 1 has other weights, and its loop, in which rank `dies` does."""
     begin(rank, size)

@@ -315,6 +315,8 @@ class Job:
         if self._overlap is not None:
             self._overlap.stepped()
         self._optimizer.zero_grad()
+        for parameter in self._trained:  # the optimizer may lack some, whose next gradients would be added to averages
+            parameter.grad = None
         self._is_over = self._membership.has_left
         self._done = self._membership.has_left or replica.made >= attempted
         return replica.made >= attempted
