@@ -30,6 +30,31 @@ def test_scales_that_differ_are_refused(rank: int, size: int) -> None:
     dist.barrier()
 
 
+def train_with_fewer_passes(rank: int, *, goes_on: bool) -> None:
+    """The third step has two backward passes instead of four, and rank 1 overflows there."""
+    model = Net()
+    optimizer = sgd(model)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    with exact(model, optimizer):
+        for step, passes in enumerate((4, 4, 2, 4, 4) if goes_on else (4, 4, 2)):
+            optimizer.zero_grad()
+            for _ in range(passes):
+                factor = torch.inf if (rank, step) == (1, 2) else 1
+                scaler.scale(loss_of(model, rank, step) * factor).backward()
+            scaler.step(optimizer)
+            scaler.update()
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+@ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
+def test_a_step_of_fewer_passes_that_one_grad_scaler_skips(rank: int, size: int, goes_on: bool) -> None:
+    found = "loss scale differs: 1024 on rank 0, 512 on rank 1" if goes_on else "rank 1 has ended"
+    text = f"{found}.*the GradScaler of another one has skipped .*make equally many backward passes in each step"
+    with pytest.raises(commlayer.CommError, match=text):
+        train_with_fewer_passes(rank, goes_on=goes_on)
+    dist.barrier()
+
+
 def train_unevenly(rank: int) -> None:
     """Rank 1 makes two backward passes in the second step."""
     model = Net()

@@ -326,7 +326,8 @@ class ExactSteps:
         """An average begins: tells the others."""
         passes = 0 if self._passes is None else self._passes.count
         samples = 1.0 if self._count is None else self._count()
-        self._heads.tell(Head(self.steps * self._is_plain, passes, False, samples, self._scale_of_gradients()))
+        scale, is_in_step = self._scale_of_gradients(), self._is_plain and not self._is_due
+        self._heads.tell(Head(self.steps * self._is_plain, passes, False, samples, scale, is_in_step))
 
     def _scale_of_gradients(self) -> float:
         """That of the job's GradScaler; 1 in steps without hooks, which average after it has unscaled."""

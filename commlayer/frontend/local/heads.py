@@ -17,6 +17,14 @@ from .meeting import on_all
 from .sync import no_count
 from .weights import Told
 
+SCALED = "gradients are averaged as they are scaled: give the GradScalers of all ranks the same init_scale"
+SKIPPED = (
+    "one of the ranks averages in optimizer.step(), since it has made fewer backward passes than in the step before, "
+    "and the GradScaler of another one has skipped that step before the average, for an overflow of its own "
+    "gradients: with a GradScaler, make equally many backward passes in each step"
+)
+"""Why loss scales differ, and what to do: from the start, and after a step of a GradScaler."""
+
 
 class Head(NamedTuple):
     """What a rank tells the others."""
@@ -31,6 +39,8 @@ class Head(NamedTuple):
     """This site's, in the step; NaN: `samples` gave no count."""
     scale: float = 1.0
     """The factor of the gradients, by the job's GradScaler."""
+    is_in_step: bool = False
+    """Whether the average begins in `optimizer.step()`, after the GradScaler has looked at this rank's gradients."""
     fixed: int = 0
     """See `Told`."""
     changed: int = 0
@@ -60,13 +70,14 @@ class Heads:
 
     def meet(self) -> list[Head]:
         """The heads of all ranks; waits for them. Raises the same error on all ranks: CommError if some leave and
-        others do not, and for steps that differ; ConfigError for wrong counts of samples, and scales that differ."""
+        others do not, for steps that differ, and where a GradScaler has skipped a step of some ranks; ConfigError for
+        wrong counts of samples, and scales that differ."""
         if self._met is None:
             self._work.wait()
             rows = self._all.tolist()
             heads = [
-                Head(int(step), int(passes), bool(leaves), samples, scale, *map(int, told))
-                for step, passes, leaves, samples, scale, *told in rows
+                Head(int(step), int(passes), bool(leaves), samples, scale, bool(is_in_step), *map(int, told))
+                for step, passes, leaves, samples, scale, is_in_step, *told in rows
             ]
             self._check(heads)
             self._met = heads
@@ -82,11 +93,13 @@ class Heads:
 
     def _check(self, heads: Sequence[Head]) -> None:
         who, ranks = self._group.who, dist.get_process_group_ranks(self._group)
+        may_skip = any(head.is_in_step for head in heads) and any(head.scale != 1.0 for head in heads)
         leaving = [rank for rank, head in zip(ranks, heads, strict=True) if head.is_leaving]
         if leaving and len(leaving) < len(ranks):
             text = (
                 f"{who}: rank {leaving[0]} has ended `with LocalSteps(...)`, and others make another exact step: make "
                 f"equally many on all ranks, or end the exact steps before (exact_steps=, every=)"
+                f"{f'. Or {SKIPPED}' if may_skip else ''}"
             )
             raise on_all(CommError(text), leaving[0])
         for rank, head in zip(ranks, heads, strict=True):
@@ -100,10 +113,10 @@ class Heads:
                 "make equally many backward passes and steps on all ranks",
             ),
             (
-                ConfigError,
+                CommError if may_skip else ConfigError,
                 "the loss scale",
                 [head.scale for head in heads],
-                "gradients are averaged as they are scaled: give the GradScalers of all ranks the same init_scale",
+                SKIPPED if may_skip else SCALED,
             ),
         ):
             if odd := odd_ones(values):
