@@ -17,6 +17,7 @@ import commlayer
 from tests import ranks
 from tests.process.hosts import LOOPBACK
 from tests.process.local_deaths import SIZE, Plan, Report, check
+from tests.process.test_local_state import copied
 from tests.process.test_local_steps import Net, train
 
 
@@ -156,8 +157,9 @@ def test_a_site_that_does_not_fit_is_refused_and_harms_nobody(given: dict[str, A
     assert re.search(said, found[2]), found[2]
 
 
-def _scheduled(rank: int, size: int, backend: str) -> tuple[list[int], int, list[float], int]:
-    """Two exact steps, then local ones; `auto` would take as long. Each step has another learning rate."""
+def _scheduled(rank: int, size: int, backend: str, before: int) -> tuple[list[int], int, list[float], int]:
+    """Two exact steps, then local ones; `auto` would take as long. Each step has another learning rate. `before`: the
+    H before a restart, after step 7; 0: there is none."""
     store: Any = ranks.store()
     joins = rank == 2
     if joins:
@@ -167,9 +169,16 @@ def _scheduled(rank: int, size: int, backend: str) -> tuple[list[int], int, list
     model = Net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1.0 if joins else 0.01)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.9)
-    local = commlayer.LocalSteps(
-        model, optimizer, 4, 2, min_sites=1, exact_steps=2, schedule=schedule, join=store if joins else None
-    )
+    given: dict[str, Any] = {"min_sites": 1, "exact_steps": 2, "schedule": schedule}
+    local = commlayer.LocalSteps(model, optimizer, 4, 2, join=store if joins else None, **given)
+    if before and not joins:
+        with commlayer.LocalSteps(model, optimizer, before, 2, **given) as former:
+            for step in range(7):
+                train(model, optimizer, rank, [step])
+                schedule.step()
+            saved = copied((model.state_dict(), optimizer.state_dict(), former.state_dict()))
+        for part, state in zip((model, optimizer, local), saved, strict=True):
+            part.load_state_dict(state)
     rates = {}
     with local:
         assert local.rank == rank
@@ -186,9 +195,9 @@ def _scheduled(rank: int, size: int, backend: str) -> tuple[list[int], int, list
     return local.ranks, local.steps, [float(value.sum()) for value in model.parameters()], schedule.last_epoch
 
 
-@pytest.mark.parametrize("backend", ["commlayer", "gloo"])
-def test_schedule_and_ranks_of_a_site_that_has_joined(backend: str) -> None:
-    found = ranks.run(_scheduled, 3, backend)
+@pytest.mark.parametrize(("backend", "before"), [("commlayer", 0), ("gloo", 0), ("commlayer", 2)])
+def test_schedule_and_ranks_of_a_site_that_has_joined(backend: str, before: int) -> None:
+    found = ranks.run(_scheduled, 3, backend, before)
     assert found[0] == found[1] == found[2]
     assert found[0][0] == [0, 1, 2]
     assert found[0][3] == 60

@@ -89,6 +89,29 @@ def test_a_rank_that_has_skipped_a_step_is_one_sync_behind_after_a_restore(rank:
 
 
 @ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
+def test_turns_go_on_after_a_restart_with_another_h(rank: int, size: int) -> None:
+    """A site that joins learns from their numbers how many steps were made."""
+    saved, first = None, 0
+    for every, end in ((6, 8), (14, 12), (4, 13), (4, 30)):
+        model, optimizer = made()
+        local = commlayer.LocalSteps(model, optimizer, every, 2, (0.7, 0.6), "none")
+        if saved is not None:
+            for part, state in zip((model, optimizer, local), saved, strict=True):
+                part.load_state_dict(state)
+        begun = []
+        with local:
+            for step in range(first, end):
+                before = local.syncs
+                train(model, optimizer, rank, [step])
+                if local.syncs > before:
+                    assert local._training.rounds is not None
+                    assert local._training.rounds.turns.steps(before) == local.steps
+                    begun.append(local.steps)
+            saved, first = copied((model.state_dict(), optimizer.state_dict(), local.state_dict())), end
+    assert begun == [16, 18, 20, 22, 24, 26, 28, 30]
+
+
+@ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
 def test_states_that_do_not_fit_are_refused_on_all(rank: int, size: int) -> None:
     model, optimizer = made()
     with begin(model, optimizer, "none") as local:

@@ -473,8 +473,9 @@ class Rounds:
                 "sync": flying,
             }
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Takes over the value of `state_dict`, before the first step. Raises ConfigError for that of another model."""
+    def restore(self, state: Mapping[str, Any], turns: Turns) -> None:
+        """Takes over the value of `state_dict`, of a training with these turns, before the first step. Raises
+        ConfigError for that of another model."""
         self.steps, self.syncs, self.is_behind = state["steps"], state["syncs"], state.get("is_behind", False)
         self.shared.restore(state, self.syncs - (state["sync"] is not None))
         self._tally.restore(state)
@@ -483,6 +484,7 @@ class Rounds:
     def resume(self, flying: Mapping[str, Any]) -> None:
         """Sends this rank's part of a saved sync again, which no rank has applied."""
         head = Head(*flying["head"])._replace(is_listening=False, invites=False)
+        self.pace.turns = self.turns.resumed(turns, self.syncs)
         if self._bell is not None:
             self._bell.ring(head.turn)  # others may not have begun it when they saved
         self._begin(head, flying["difference"].clone(), flying["buffers"].clone(), flying["age"])

@@ -204,7 +204,7 @@ class Training:
         if turns is not None and (not given.exact_steps if restored is None else restored["rounds"] is not None):
             self.rounds = self.rounds_of(living, turns)
         if self.rounds is not None and restored is not None:
-            self.rounds.restore(restored["rounds"])
+            self.rounds.restore(restored["rounds"], Turns(*restored["turns"]))
             own.digests = self.rounds.shared.digests() | self._weights.fixed_digests()
         own.settings = {
             **given.settings(turns, self._weights, self.site),

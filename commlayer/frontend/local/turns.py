@@ -70,9 +70,10 @@ class Turns:
         return Turns(every, fragments, delay)
 
     def begins(self, steps: int) -> bool:
-        """Whether a turn begins after the local step that makes their number `steps`."""
+        """Whether a turn begins after the local step that makes their number `steps`. None begins before
+        `since_turn`."""
         made = steps - self.since_step
-        return made * self.fragments // self.every > (made - 1) * self.fragments // self.every
+        return made >= 0 and made * self.fragments // self.every > (made - 1) * self.fragments // self.every
 
     def length(self, turn: int) -> int:
         """The steps from the start of the turn before, or of the training, to the start of this one."""
@@ -85,6 +86,12 @@ class Turns:
     def changed(self, every: int, turn: int, step: int) -> Turns:
         """The turns with another `every` since `turn`, which begins after `step`; each sync has a whole turn."""
         return dataclasses.replace(Turns.of(every, self.fragments, None), since_turn=turn, since_step=step)
+
+    def resumed(self, before: Turns, turn: int) -> Turns:
+        """These turns in a training that had those `before`, and goes on with `turn`: that begins when it would have,
+        and with another H the later ones follow it."""
+        since = (before.since_turn, before.since_step) if before.every == self.every else (turn, before.steps(turn))
+        return dataclasses.replace(self, since_turn=since[0], since_step=since[1])
 
     def fragment(self, turn: int) -> int:
         """The fragment of a turn. All ranks count turns, never local steps: a GradScaler may skip steps of one rank."""

@@ -32,6 +32,26 @@ def test_every_fragment_has_one_turn_in_every_steps_and_turns_do_not_overlap(
         assert turns.fragment(turn) == turns.fragment(turn + fragments)
 
 
+@given(
+    every=st.lists(st.integers(3, 40), min_size=2, max_size=4),
+    fragments=st.integers(1, 3),
+    made=st.lists(st.integers(0, 60), min_size=3, max_size=3),
+)
+def test_a_training_goes_on_with_another_h(every: list[int], fragments: int, made: list[int]) -> None:
+    """Each turn begins after the step that its number tells, also after several restarts, some without a turn."""
+    turns, first, begun = Turns.of(every[0], fragments, None), 1, list[int]()
+    for following, more in zip([*every[1:], every[-1]], made, strict=False):
+        for step in range(first, first + more):
+            if turns.begins(step):
+                assert turns.steps(len(begun)) == step
+                begun.append(step)
+        first += more
+        due = turns.steps(len(begun))
+        turns = Turns.of(following, fragments, None).resumed(turns, len(begun))
+        assert turns.steps(len(begun)) == due
+        assert turns.steps(len(begun) + fragments) == due + following
+
+
 def test_a_sync_takes_a_whole_turn_unless_every_step_has_one() -> None:
     assert Turns.of(12, 4, None) == Turns(12, 4, 3)
     assert Turns.of(10, 1, None) == Turns(10, 1, 10)
