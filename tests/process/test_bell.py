@@ -48,6 +48,20 @@ def test_even_sites_wait_for_the_slowest() -> None:
     assert {lived[rank].steps for rank in range(4)} == {16}
 
 
+@ranks.on(2, ranks.run_job, environ=ranks.NETWORK)
+def test_a_loop_that_has_ended_does_not_shorten_the_turns_of_the_others(rank: int, size: int) -> None:
+    """Rank 0 makes one turn, then waits in its last syncs for those of rank 1."""
+    model = Given()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with commlayer.LocalSteps(model, optimizer, 8, 2, (1.0, 0.0), "none", uneven=True) as local:
+        for step in range(4 if rank == 0 else 40):
+            time.sleep(0.03)  # longer than the thread waits between two looks
+            model.step(optimizer, rank, step)
+        syncs = local.syncs
+    assert local.trained == 44
+    assert rank == 0 or syncs <= 13, syncs  # its own are ten; if it heard each of the last syncs, about 40
+
+
 def local_of(model: Given, rank: int) -> commlayer.LocalSteps:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     return commlayer.LocalSteps(model, optimizer, 4, 2, (1.0, 0.0), "none", lambda: 3 - rank, uneven=True)

@@ -190,6 +190,7 @@ class Rounds:
             self._site.part()
             self._finish()
             self._told = self._weights.at_end()
+            self._ring()  # an uneven site applies the sync before, which has ended this loop, when it begins the next
             together = 0
             while together < self.turns.fragments:
                 self._start(is_leaving=True)
@@ -212,11 +213,9 @@ class Rounds:
                 return
 
     def _start(self, *, is_leaving: bool = False) -> None:
-        """Begins the next sync."""
-        if self._bell is not None:
-            if self.stand_in is not None:
-                self.stand_in.grace.began(self._bell.late_s(self.syncs))
-            self._bell.ring(self.syncs)
+        """Begins the next sync. A loop that has ended waits for the turns of the others."""
+        if not is_leaving:
+            self._ring()
         self._weights.check_unchanged()
         at = self.turns.fragment(self.syncs)
         fragment = self.shared.fragments[at]
@@ -236,6 +235,13 @@ class Rounds:
         head = head._replace(is_listening=self._is_listening, invites=invites, **told._asdict())
         self._begin(self.pace.tell(head, self._site), difference, self._site.average(own))
         self.syncs, self._since = self.syncs + 1, 0
+
+    def _ring(self) -> None:
+        """The loop begins the next turn, and the others hear that."""
+        if self._bell is not None:
+            if self.stand_in is not None:
+                self.stand_in.grace.began(self._bell.late_s(self.syncs))
+            self._bell.ring(self.syncs)
 
     def _begin(self, head: Head, difference: torch.Tensor, buffers: torch.Tensor, age: int = 0) -> None:
         pair = codec_of(self._form.codec).pair
@@ -478,13 +484,13 @@ class Rounds:
         ConfigError for that of another model."""
         self.steps, self.syncs, self.is_behind = state["steps"], state["syncs"], state.get("is_behind", False)
         self.shared.restore(state, self.syncs - (state["sync"] is not None))
+        self.pace.turns = self.turns.resumed(turns, self.syncs)
         self._tally.restore(state)
         self._since = state.get("turn_steps", self._tally.steps[self.turns.fragment(self.syncs - 1)])
 
     def resume(self, flying: Mapping[str, Any]) -> None:
         """Sends this rank's part of a saved sync again, which no rank has applied."""
         head = Head(*flying["head"])._replace(is_listening=False, invites=False)
-        self.pace.turns = self.turns.resumed(turns, self.syncs)
         if self._bell is not None:
             self._bell.ring(head.turn)  # others may not have begun it when they saved
         self._begin(head, flying["difference"].clone(), flying["buffers"].clone(), flying["age"])

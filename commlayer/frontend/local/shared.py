@@ -42,9 +42,9 @@ class Shared:
         """The next sync has ended; the model stays as it is. Returns G' - G."""
         fragment = self.fragments[self.syncs % len(self.fragments)]
         change = fragment.update(outcome.average, PLAIN if outcome.is_rest else self.outer)
-        if len(outcome.buffers) and any(head.samples for head in outcome.heads):
+        if len(outcome.buffers) and not outcome.is_rest:
             self._buffers = outcome.buffers
-        self.trained += sum(head.samples for head in outcome.heads if head.steps) / len(self.fragments)
+        self.trained += sum(head.samples for head in outcome.heads) / len(self.fragments)
         self.syncs += 1
         return change
 

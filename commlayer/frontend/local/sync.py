@@ -80,7 +80,7 @@ class Outcome(NamedTuple):
     average: Tensor
     """The average change D of the sites, weighted by samples."""
     is_rest: bool
-    """Whether no site has made a step: the changes are then what an earlier sync has left."""
+    """Whether no site has samples of new steps: the changes are then what an earlier sync has left, or none."""
     buffers: Tensor
     """The average of the sites' buffers."""
 
@@ -169,7 +169,7 @@ class Sync:
         if not self._is_sum:
             total /= len(heads)  # 1, unless some are late
         total = total or 1.0  # nobody counts, or has samples: all values are 0
-        is_rest = not any(head.steps for head in heads)
+        is_rest = not any(head.samples for head in heads)
         return Outcome(heads, self._target / total, is_rest, self._averages / total)
 
     def counted(self) -> Tensor:

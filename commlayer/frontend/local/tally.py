@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-FIELDS = ("since", "counts", "weighed")
+FIELDS = ("since", "counts")
 """The names in a saved state."""
 
 
@@ -16,7 +16,6 @@ class Tally:
         self.steps = [0] * fragments
         """Local steps since then, by fragment."""
         self._samples = [0.0] * fragments
-        self._weighed = [0.0] * fragments  # those that the last sync had
 
     def add(self, samples: float) -> None:
         """A local step, with so many samples."""
@@ -25,18 +24,16 @@ class Tally:
             self._samples[at] += samples
 
     def take(self, at: int) -> tuple[int, float]:
-        """Steps and samples that a sync of this fragment has, which begins now. Without a step, what is left of an
-        earlier one has the weight that it had."""
-        steps = self.steps[at]
-        if steps:
-            self._weighed[at] = self._samples[at]
+        """Steps and samples that a sync of this fragment has, which begins now. What its codec has left of an earlier
+        one has no weight of its own: without new steps, it would take that from the steps of other sites."""
+        found = self.steps[at], self._samples[at]
         self.steps[at], self._samples[at] = 0, 0.0
-        return steps, self._weighed[at]
+        return found
 
     def state(self) -> dict[str, Any]:
         """A copy of all."""
-        return {"since": list(self.steps), "counts": list(self._samples), "weighed": list(self._weighed)}
+        return {"since": list(self.steps), "counts": list(self._samples)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Takes over a copy of the value of `state`."""
-        self.steps, self._samples, self._weighed = (list(state[name]) for name in FIELDS)
+        self.steps, self._samples = (list(state[name]) for name in FIELDS)
