@@ -177,8 +177,9 @@ def _scheduled(rank: int, size: int, backend: str, before: int) -> tuple[list[in
                 train(model, optimizer, rank, [step])
                 schedule.step()
             saved = copied((model.state_dict(), optimizer.state_dict(), former.state_dict()))
-        for part, state in zip((model, optimizer, local), saved, strict=True):
-            part.load_state_dict(state)
+        model.load_state_dict(saved[0])
+        optimizer.load_state_dict(saved[1])
+        local.load_state_dict(saved[2])
     rates = {}
     with local:
         assert local.rank == rank

@@ -188,6 +188,8 @@ def test_a_copy_of_the_model_can_be_loaded_within_with(rank: int, size: int) -> 
 class Smoothed(Normed):
     """It replaces its buffer in each pass."""
 
+    ema: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("ema", torch.zeros(40))
