@@ -123,8 +123,8 @@ static void acknowledged(struct cl_rate_control *control, const struct cl_conges
                                   .largest = ack->largest,
                                   .next = ack->next,
                                   .limited = ack->limited};
-    if (ack->port_senders >
-        0) /* a share of the port that this interface does not carry would only fill its own queue */
+    /* a share of the port that this interface does not carry would only fill its own queue */
+    if (ack->port_senders > 0)
         sample.share = lesser((uint64_t)ack->port_rate * 1000 / ack->port_senders, (uint64_t)egress->capacity);
     sample.crowded = ack->port_senders > 1 && sample.share && ack->port_senders > cl_egress_receivers(egress, now_us);
     const struct cl_congestion_timing *timing = &ack->timing;

@@ -18,7 +18,7 @@ enum {
     TARGET_PACKETS = 8,
     WEIGHT_MAX = 8,
     CONFIRMED = 8,           /* measurements */
-    ROUND_TRIP_MEMORY = 128, /* epochs: acknowledgements of long ways may come far apart */
+    ROUND_TRIP_MEMORY = 128, /* epochs: acknowledgements of long paths may come far apart */
     BATCH_MOST_US = 400,     /* other peers wait for its end */
 };
 
@@ -26,7 +26,7 @@ static const double TARGET_DEPTHS = 0.5;
 static const double GAIN_STARTUP = 2;
 static const double GAIN_EMPTY = 1.25; /* no packet waits: the link can carry more */
 static const double GAIN_MIN = 0.5;
-static const double SLOW_WAY = 0.5; /* of the capacity */
+static const double SLOW_PATH = 0.5; /* of the capacity */
 
 /* A fixed number of packets is part of the target: where several hosts share a bottleneck, a slower host wants more of
  * its queue and gets a larger share, until all are equal. The rest makes up for late wake-ups; urgent packets would
@@ -219,7 +219,7 @@ static void measure_between(struct cl_egress *egress, const struct cl_egress_sam
         longest_us = longer(longest_us, end->snapshot.paced_us - start->snapshot.paced_us);
     double capacity = (double)span * 1e6 / (double)arrived_us, slowest = (double)span * 1e6 / (double)longest_us;
     bool full = start->sent_us < egress->full_us;
-    bool slow = full && egress->confirmed >= CONFIRMED && capacity < SLOW_WAY * egress->capacity;
+    bool slow = full && egress->confirmed >= CONFIRMED && capacity < SLOW_PATH * egress->capacity;
     bool busy = last && start->sent_us >= egress->idle_us && !end->crowded && !slow;
     if (busy && egress->startup && left_us < arrived_us * 8 / 10) {
         egress->capacity = capacity; /* packets arrived slower than they left: the link was the limit */

@@ -10,7 +10,7 @@
  *    The link was idle if a packet left after the previous one had drained. Where switches mark packets, it was also
  *    idle if the pacer's bucket was full: then the windows, which answer marks, limit the sender, and a queue that all
  *    peers see stands in front of the peers.
- *    A slow way that has nothing beside it must not pass for the link: a measurement of less than half of the capacity
+ *    A slow path that has nothing beside it must not pass for the link: a measurement of less than half of the capacity
  *    does not count if the bucket was full at times, and the capacity has been confirmed. A measurement confirms the
  *    capacity if it raises it, or if the bucket was never full. Overflows undo that: the link may have become slower.
  *    Urgent packets may overtake other classes. So between two packets of a class, only bytes of this class and of more

@@ -115,8 +115,9 @@ def test_a_buffer_that_is_not_finite_on_one_rank_of_a_site(rank: int, size: int)
 @pytest.mark.parametrize("raising", [(1,), (0, 1, 2, 3)])
 @ranks.on(4, ranks.run_job, environ=ranks.NETWORK)
 def test_an_exception_within_averaged_changes_nothing(rank: int, size: int, raising: Sequence[int]) -> None:
-    """Not even if the others of the site end it well, and the loop goes on. Another training has the same bits."""
-    found = []
+    """Not even if the others of the site end it well, and later: the exception comes out before they do. The loop goes
+    on. Another training has the same bits."""
+    found, store = [], dist.distributed_c10d._get_default_store()
     for fails in (True, False):
         net = Scaled()
 
@@ -129,8 +130,11 @@ def test_an_exception_within_averaged_changes_nothing(rank: int, size: int, rais
                 with model.local.averaged():
                     if fails and rank in raising:
                         raise Stopped("evaluation")
+                    if fails:
+                        store.wait(["caught"], TIMEOUT)
             except Stopped as error:
                 caught.append(error)
+                store.set("caught", "")
             assert [(str(error), error.__context__) for error in caught] == (
                 [("evaluation", None)] if fails and rank in raising else []
             )

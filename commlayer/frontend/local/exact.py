@@ -38,7 +38,7 @@ from .fragment import adopt, fragments_of
 from .heads import Head, Heads
 from .measured import Measured
 from .site import Site
-from .weights import Weights
+from .weights import Told, Weights
 
 MEASURED = 6
 """Exact steps before `every="auto"` decides. The first is not counted: it makes plans."""
@@ -362,7 +362,7 @@ class ExactSteps:
             self._heads.tell(own)
             ranks = dist.get_process_group_ranks(self._group)
             heads = zip(ranks, self._heads.meet(), strict=True)
-            self._weights.check_told({rank: head.told for rank, head in heads})
+            self._weights.check_told({rank: Told.of(head) for rank, head in heads})
 
         self._site.agreed(told)
         self.finish()

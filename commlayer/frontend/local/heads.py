@@ -15,7 +15,6 @@ from ..work.context import labelled, priority
 from ..work.odd import odd_ones, usual
 from .meeting import on_all
 from .sync import no_count
-from .weights import Told
 
 SCALED = "gradients are averaged as they are scaled: give the GradScalers of all ranks the same init_scale"
 SKIPPED = (
@@ -45,11 +44,6 @@ class Head(NamedTuple):
     """See `Told`."""
     changed: int = 0
     spoiled: int = 0
-
-    @property
-    def told(self) -> Told:
-        """What it tells of tensors that are not sent."""
-        return Told(self.fixed, self.changed, self.spoiled)
 
 
 class Heads:

@@ -371,7 +371,7 @@ class Rounds:
                 time.sleep(PAUSE_S)
         outcome = sync.finish()
         heads = zip(sync.ranks, outcome.heads, strict=True)
-        self._weights.check_told({rank: head.told for rank, head in heads})
+        self._weights.check_told({rank: Told.of(head) for rank, head in heads})
         return outcome
 
     def _again(self, sync: Sync) -> Sync:

@@ -22,7 +22,6 @@ from ..work.context import labelled
 from ..work.odd import odd_ones
 from .fragment import Part
 from .meeting import on_all
-from .weights import Told
 
 CLASS = LEAST_CLASS - 1
 """The class of syncs: all else goes first, but the state for a site that joins. Its packets get no copies on lossy
@@ -66,11 +65,6 @@ class Head(NamedTuple):
     """See `Told`."""
     changed: int = 0
     spoiled: int = 0
-
-    @property
-    def told(self) -> Told:
-        """What it tells of tensors that are not sent."""
-        return Told(self.fixed, self.changed, self.spoiled)
 
 
 class Outcome(NamedTuple):

@@ -38,6 +38,11 @@ class Told(NamedTuple):
     spoiled: int = 0
     """The number of the first averaged buffer whose values are not finite, from 1 on; 0: all are."""
 
+    @classmethod
+    def of(cls, head: Any) -> Told:
+        """What a head tells, which has fields of the same names: heads travel as plain numbers."""
+        return cls(head.fixed, head.changed, head.spoiled)
+
 
 class Weights:
     """Parameters that the optimizer changes, and buffers. All others are watched: a change of them is an error, since
