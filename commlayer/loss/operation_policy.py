@@ -12,10 +12,6 @@ from ..plans.settings import Settings
 from ..transport import base
 from ..transport.base import FLOATS, DType, Op, Qos
 
-LOSS_BUDGET = 4
-"""Packets that a message should at least be allowed to lose. With fewer, losses exceed the budget too often, and the
-excess is retransmitted; with many more, segments are too long to overlap."""
-
 
 @dataclasses.dataclass(frozen=True)
 class PartialPolicy:
@@ -46,7 +42,8 @@ class PartialPolicy:
             settings,
             partial=True,
             partial_results=_loses_results(policy),
-            partial_message_bytes=math.ceil(LOSS_BUDGET / policy.loss_bound) * max(packets),
+            # The shortest that may lose a packet. Longer ones would be fewer, and would overlap less.
+            partial_message_bytes=math.ceil(1 / policy.loss_bound) * max(packets),
         )
         return PartialPolicy(partial, qos, min(packets))
 
