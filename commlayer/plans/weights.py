@@ -76,15 +76,19 @@ def weights_for(rates: Sequence[Rates], present: Weights = EQUAL) -> Weights:
         return EQUAL
     if not all(map(_is_known, rates)):
         return present
-    links = _links(rates)
-    fastest = max(links)
-    if fastest <= LEVEL * min(links):
+    measured = _links(rates)
+    fastest = max(measured)
+    if fastest <= LEVEL * min(measured):
         return EQUAL
-    links = [fastest if fastest <= LEVEL * link else max(link, SLOWEST * fastest) for link in links]
+    links = [fastest if fastest <= LEVEL * link else max(link, SLOWEST * fastest) for link in measured]
     shares = _shares(links)
     largest = max(shares)
     weights = tuple(round(UNITS * share / largest) for share in shares)
-    if time_of(weights, links) >= WORTH * time_of(present.weights, links):
+    # Also as measured: a link near LEVEL of the fastest is now level and now not, and shares must not go to and fro.
+    if any(
+        time_of(weights, each) >= WORTH * time_of(present.weights, each)
+        for each in ([links, measured] if present.weights else [links])
+    ):
         return present
     enough = WORTH * time_of((), links)
     otherwise = EQUAL if time_of((), links) < WORTH * time_of(present.weights, links) else present

@@ -126,7 +126,7 @@ def test_sums_and_residuals_of_hosts_add_up_to_all_inputs(hosts: Hosts, numel: i
 
 @pytest.mark.parametrize("lag", [0, 1])
 def test_staging_is_not_written_too_early(monkeypatch: pytest.MonkeyPatch, lag: int) -> None:
-    monkeypatch.setattr(hierarchical, "PARTIAL_LAG", lag)
+    monkeypatch.setattr(hierarchical, "NETWORK_LAG", lag)
     for seed in range(8):
         for in_place in (False, True):
             inputs, outputs, _ = hierarchy(((0, 1, 2), (3, 4)), 400, seed, TIGHT, divisor=5, in_place=in_place)

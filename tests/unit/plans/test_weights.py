@@ -2,7 +2,7 @@ import math
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from commlayer.plans.weights import EQUAL, LEVEL, UNITS, WORTH, Rates, Weights, time_of, weights_for
@@ -103,8 +103,12 @@ def test_level_links_whose_sending_is_overrated_unequally_are_level() -> None:
 
 
 @given(links=LINKS, noise=st.lists(st.floats(0.985, 1.015), min_size=12, max_size=12))
-def test_the_same_links_measured_again_change_nothing(links: list[float], noise: list[float]) -> None:
+@example([446830791.0, 965016491.0, 446830791.0, 848978498.0], [1.0, 1.01171875, *[1.0] * 10])
+def test_shares_do_not_go_to_and_fro(links: list[float], noise: list[float]) -> None:
+    """Other shares because one measurement differs a little are those of a link near LEVEL of the fastest; they stay."""
     weights = weights_for(rates(*links))
     again = weights_for(rates(*(link * error for link, error in zip(links, noise, strict=False))), weights)
     if weights != EQUAL and max(links) > 1.25 * min(links):
-        assert again == weights
+        assert weights_for(rates(*links), again) == again
+        if all(abs(max(links) / link / LEVEL - 1) > 0.04 for link in links):
+            assert again == weights
