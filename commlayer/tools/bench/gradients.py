@@ -34,7 +34,7 @@ _RUNS = 4
 """Runs in a stretch."""
 
 
-class _NotedFeedback(Feedback):
+class NotedFeedback(Feedback):
     """Notes the contributions that the last run added and lost."""
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class _NotedFeedback(Feedback):
         outside: tuple[int, int] | None = None,
     ) -> Added:
         added = super().add_to(buffer, parameters, starts, outside)
-        self.added = added.late
+        self.added, self.missing = added.late, []  # of a run that loses nothing, `keep` may not be called
         return added
 
     def keep(
@@ -69,7 +69,7 @@ class _Part:
     """The contribution on the wire: the bucket itself, or a copy in the wire's dtype."""
     target: Tensor
     """Memory for the result."""
-    feedback: _NotedFeedback
+    feedback: NotedFeedback
     """The same for all runs."""
     owner: Tensor
     """Stands for the parameter, in every run."""
@@ -126,10 +126,10 @@ class Gradients(Collective):
         self.results = self.buckets
         if self.feeds_back and not self.spec.cast:  # DDP takes a result where it is
             self.results = [_memory(self.count, self.dtype, f"target {run}") for run in range(_RUNS)]
-        kept = [(_NotedFeedback(), piece) for piece in self.source.chunk(self.spec.chunks)]
+        kept = [(NotedFeedback(), piece) for piece in self.source.chunk(self.spec.chunks)]
         self.parts = [self._parts(run, wire, kept) for run in range(_RUNS)]
 
-    def _parts(self, run: int, wire: torch.dtype, kept: list[tuple[_NotedFeedback, Tensor]]) -> list[_Part]:
+    def _parts(self, run: int, wire: torch.dtype, kept: list[tuple[NotedFeedback, Tensor]]) -> list[_Part]:
         def pieces(use: str, dtype: torch.dtype) -> tuple[Tensor, ...]:
             return _memory(self.count, dtype, f"{use} {run}").chunk(self.spec.chunks)
 

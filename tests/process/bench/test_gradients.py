@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 
 from commlayer.tools.bench.backends import COUNTERS, open_backends
-from commlayer.tools.bench.gradients import Gradients
+from commlayer.tools.bench.gradients import Gradients, NotedFeedback
 from commlayer.tools.bench.measure import Bench
 from commlayer.tools.bench.spec import BackendSpec, Spec
 from tests import ranks
@@ -44,6 +44,16 @@ def test_the_sum_of_all_is_right_and_nothing_else_nearby(backend: str, cast: str
     total[17] += 1 << gradients.bits * gradients.rank
     assert checked(gradients, total) == 1
     assert checked(gradients, total.zero_()) > 0
+
+
+def test_a_run_that_loses_nothing_forgets_what_the_run_before_lost() -> None:
+    feedback, owner = NotedFeedback(), torch.zeros(COUNT)
+    feedback.add_to(torch.ones(COUNT), [owner], [0])
+    feedback.keep(torch.ones(COUNT), [owner], [0], [(0, 40)])
+    assert feedback.missing == [(0, 40)]
+    feedback.add_to(torch.ones(COUNT), [owner], [0])
+    assert feedback.missing == []
+    assert feedback.added == [(0, 10)]
 
 
 @pytest.mark.parametrize("cast", ["", ":cast=float16", ":cast=bfloat16"])
