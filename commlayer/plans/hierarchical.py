@@ -3,7 +3,7 @@
 Data crosses the network once per host, not once per rank. For the all-reduce every host has the same number of owners:
 the number of ranks of the smallest host. A segment is reduced to the owners within each host, then over the network
 between the owners of the same shard, and then spread within each host. The steps within the host are one chain, which
-works on a later segment than the network: up to `NETWORK_LAG` segments are on the network at a time.
+works on a later segment than the network: up to `NETWORK_LAG` + 1 segments are on the network at a time.
 
 `hosts` are the group ranks by host. All ranks of the group post equally often.
 """
@@ -34,11 +34,11 @@ from .window import Window
 INPUT, OUTPUT, SCRATCH, STAGING = Buffer.INPUT, Buffer.OUTPUT, Buffer.SCRATCH, Buffer.STAGING
 
 NETWORK_LAG = 8
-"""Segments on the network: enough to fill a long or fast path until the first one comes back."""
+"""Segments on the network after the one that comes back next: enough to fill a long or fast path until then."""
 
 SHORT_LAG = 2
-"""The same for encoded segments and for those of many owners. On short paths this takes 4 % less time; on long ones it
-takes more: docs/decisions.md."""
+"""The same for encoded segments and for those of many owners. On short paths they take less time so, and on long ones
+more: docs/decisions.md."""
 
 Hosts = tuple[tuple[int, ...], ...]
 

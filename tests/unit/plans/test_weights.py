@@ -106,7 +106,7 @@ def test_level_links_whose_sending_is_overrated_unequally_are_level() -> None:
 @example([446830791.0, 965016491.0, 446830791.0, 848978498.0], [1.0, 1.01171875, *[1.0] * 10])
 @example([1000.0, 500.0, 870.0, 500.0], [1.015, *[1.0] * 11])
 def test_shares_do_not_go_to_and_fro(links: list[float], noise: list[float]) -> None:
-    """Where the same links, measured again, get other shares, a link is near LEVEL of the fastest, and these stay."""
+    """Where the same links, measured again, get other shares, one is near LEVEL of the fastest; the new ones stay."""
     weights = weights_for(rates(*links))
     again = weights_for(rates(*(link * error for link, error in zip(links, noise, strict=False))), weights)
     if weights != EQUAL and max(links) > 1.25 * min(links):
