@@ -84,11 +84,10 @@ def weights_for(rates: Sequence[Rates], present: Weights = EQUAL) -> Weights:
     shares = _shares(links)
     largest = max(shares)
     weights = tuple(round(UNITS * share / largest) for share in shares)
-    # Also as measured: a link near LEVEL of the fastest is now level and now not, and shares must not go to and fro.
-    if any(
-        time_of(weights, each) >= WORTH * time_of(present.weights, each)
-        for each in ([links, measured] if present.weights else [links])
-    ):
+    # A link near LEVEL of the fastest is now level and now not. Unequal shares must not go to and fro with it: others
+    # have to be faster with the rates as measured, too.
+    judged = [links, measured] if present.weights else [links]
+    if any(time_of(weights, each) >= WORTH * time_of(present.weights, each) for each in judged):
         return present
     enough = WORTH * time_of((), links)
     otherwise = EQUAL if time_of((), links) < WORTH * time_of(present.weights, links) else present

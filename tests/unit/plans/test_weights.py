@@ -46,7 +46,7 @@ def test_a_host_at_half_the_rate_owns_nothing() -> None:
 
 def test_few_segments_have_equal_shares() -> None:
     """In one segment nothing overlaps: 8 MiB on four emulated hosts, one of them at half rate, took 983 ms with a loss
-    bound (3 segments), and 16-bit values 720 ms (1 segment), where equal shares take 1,084 and 540."""
+    bound (then 3 segments), and 16-bit values 720 ms (1 segment), where equal shares take 1,084 and 540."""
     links = (200.0, 100.0, 200.0, 200.0)
     times = [time_of((128, 0, 128, 128), links, segments) / time_of((), links) for segments in (1, 3, 32)]
     assert times == pytest.approx([720 / 540, 983 / 1084, 754 / 1084], rel=0.03)
