@@ -224,6 +224,20 @@ def meet(name: str, size: int) -> None:
     here.wait([f"{name}: all"])
 
 
+def payload_sent(run: Callable[[], object], times: int = 5) -> int:
+    """Bytes of data that `run` sends on this rank: the least of several runs, as others may have retransmissions."""
+    import commlayer
+
+    sent = []
+    for _ in range(times):
+        dist.barrier()
+        before = commlayer.stats()["payload_bytes_sent"]
+        run()
+        dist.barrier()
+        sent.append(commlayer.stats()["payload_bytes_sent"] - before)
+    return min(sent)
+
+
 def logged() -> list[str]:
     """The messages that commlayer logs in this process from now on."""
     texts: list[str] = []

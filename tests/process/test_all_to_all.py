@@ -1,5 +1,6 @@
 """All-to-all of rows in a codec, with gradients; what its ranks refuse together."""
 
+import functools
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -96,12 +97,9 @@ def test_rows_travel_in_few_bits(rank: int, size: int) -> None:
     rows, other = torch.randn(1024, 1024), 1 - rank
     taken = {}
     for codec in CODECS:
-        dist.barrier()
-        before = commlayer.stats()["payload_bytes_sent"]
-        output = torch.empty_like(rows)
-        commlayer.all_to_all_single(output, rows, policy=Policy(codec=codec))
-        dist.barrier()
-        taken[codec] = commlayer.stats()["payload_bytes_sent"] - before
+        output, policy = torch.empty_like(rows), Policy(codec=codec)
+        exchange = functools.partial(commlayer.all_to_all_single, output, rows, policy=policy)
+        taken[codec] = ranks.payload_sent(exchange)
         half = output.chunk(2)[other]
         theirs = [torch.empty_like(half) for _ in range(size)]
         dist.all_gather(theirs, rows.chunk(2)[other])

@@ -130,9 +130,7 @@ def test_int8_sends_a_quarter_of_the_bytes(rank: int, size: int) -> None:
     sent: dict[str, int] = {}
     for codec in ("none", "int8"):
         with commlayer.tp.overlap(net, codec=codec):
-            before = commlayer.stats()["payload_bytes_sent"]
-            net(x).sum().backward()
-            sent[codec] = commlayer.stats()["payload_bytes_sent"] - before
+            sent[codec] = ranks.payload_sent(lambda: net(x).sum().backward())
     assert sent["none"] >= 2 * 64 * 4096 * 4  # two all-reduces; of each, a rank sends one shard and one sum
     assert 3.7 < sent["none"] / sent["int8"] < 4
 

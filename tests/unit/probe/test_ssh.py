@@ -22,7 +22,7 @@ def test_the_command_of_a_rank() -> None:
     assert shlex.split(words.partition("; ")[2]) == ["env", *variables, *start, *options]
 
 
-@pytest.mark.parametrize(("shell", "said"), [("false", "a ended with status 1"), ("/absent/ssh", "--ssh: ")])
+@pytest.mark.parametrize(("shell", "said"), [("false", "[ab] ended with status 1"), ("/absent/ssh", "--ssh: ")])
 def test_a_host_that_cannot_be_reached_is_named(shell: str, said: str) -> None:
     with pytest.raises(MeetingError, match=said):
         run(Remote(["a", "b"], [shell], "python3", 29500), SPEC)
