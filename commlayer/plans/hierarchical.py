@@ -36,10 +36,6 @@ INPUT, OUTPUT, SCRATCH, STAGING = Buffer.INPUT, Buffer.OUTPUT, Buffer.SCRATCH, B
 NETWORK_LAG = 8
 """Segments on the network after the one that comes back next: enough to fill a long or fast path until then."""
 
-SHORT_LAG = 2
-"""The same for encoded segments and for those of many owners. On short paths they take less time so, and on long ones
-more: docs/decisions.md."""
-
 Hosts = tuple[tuple[int, ...], ...]
 
 
@@ -146,7 +142,7 @@ def partial_all_reduce(rank: int, hosts: Hosts, numel: int, itemsize: int, divis
             weight=len(local),
         )
 
-    reduce_and_spread(b, local, cuts, itemsize, settings, between if members else None, most_lag=NETWORK_LAG)
+    reduce_and_spread(b, local, cuts, itemsize, settings, between if members else None)
     return dataclasses.replace(b.build(), partial=True)  # ranks that own nothing have no partial steps
 
 
@@ -159,14 +155,12 @@ def reduce_and_spread(
     between: Callable[[int, Sequence[int]], list[int]] | None,
     *,
     source: Buffer = INPUT,
-    most_lag: int = SHORT_LAG,
 ) -> None:
     """Reduces each segment to the host's owners in `source`, has `between` all-reduce it over the network, and spreads
     OUTPUT within the host.
 
     cuts[i] are the shards of segment i by owner, the first ranks of `local`. between(i, after) adds the network's steps
     for this rank's shard, which is ready after the steps `after`, and returns the last ones; None: this rank owns none.
-    `most_lag`: so many later segments are reduced before one is spread, and are on the network with it.
     """
     me, owners = local.index(b.rank), len(cuts[0]) if cuts else 1
     peers = [peer for peer in local if peer != b.rank]
@@ -203,7 +197,7 @@ def reduce_and_spread(
                     b.copy(STAGING, slot, OUTPUT, *part, staging_of=local[j])
 
     results: list[list[int]] = []
-    lag = min(most_lag, len(cuts) - 1)
+    lag = min(NETWORK_LAG, len(cuts) - 1)
     for i in range(len(cuts) + lag):
         if i < len(cuts):
             with chain:

@@ -60,7 +60,8 @@ void cl_cc_init(struct cl_cc *cc, uint32_t packet_bytes)
 
 void cl_cc_resume(struct cl_cc *cc, uint64_t window)
 {
-    cc->slow_start = cc->sharing = false;
+    cc->slow_start = true;
+    cc->sharing = false;
     cc->queue_us = 0;
     set_window(cc, (double)window);
 }

@@ -36,6 +36,12 @@ const struct cl_rate_control_type *cl_congestion_find(const char *name);
 
 void cl_congestion_nic_init(struct cl_congestion_nic *nic, const struct cl_rate_control_type *type,
                             uint32_t datagram_bytes);
+/* Other ranks of this host use the interface, too, from now on. */
+static inline void cl_congestion_nic_share(struct cl_congestion_nic *nic)
+{
+    nic->control.shared = true;
+}
+
 void cl_congestion_init(struct cl_congestion *congestion, struct cl_congestion_nic *nic, uint32_t datagram_bytes);
 
 /* It must be called before a path is initialised again: its interface forgets it. */

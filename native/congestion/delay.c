@@ -60,13 +60,15 @@ static void sent_control(struct cl_rate_control *control, uint32_t bytes)
     cl_egress_sent(&nic_of(control)->egress, 0, bytes);
 }
 
-/* Whether the path shares neither its interface nor the receiver's port with another one. */
+/* Whether the path shares neither its interface with another one of this process nor the receiver's port. */
 static bool is_alone(const struct cl_delay *delay, uint64_t now_us)
 {
     return cl_egress_receivers(&nic_of(&delay->control)->egress, now_us) < 2 && now_us > delay->crowd_us + CROWD_US;
 }
 
 /* The queue that this job keeps on purpose. Where paths share an interface or a port, their windows keep some as well.
+ * Where the paths are of several ranks of this host, that does not count: their queue drains from time to time, and
+ * one that is as long as theirs can be would hide the queue of TCP.
  * Urgent packets shorten the target at once, but not the queue, which takes its time to drain: the usual target counts.
  */
 static uint32_t kept_us(const struct cl_delay *delay, uint64_t now_us)
@@ -93,7 +95,7 @@ static void judge_contest(struct cl_delay *delay, const struct cl_congestion_ack
                                        .largest = ack->largest,
                                        .next = ack->next,
                                        .senders = ack->port_senders,
-                                       .alone = is_alone(delay, now_us),
+                                       .alone = is_alone(delay, now_us) && !delay->control.nic->shared,
                                        .limited = ack->limited,
                                        .trial = trial->trial ? trial : &delay->cc.loss_trial,
                                        .timed = timing->known,

@@ -19,6 +19,7 @@ struct cl_rate_control_type;
 
 struct cl_rate_control_nic {
     const struct cl_rate_control_type *type;
+    bool shared;                       /* other ranks of this host, whose pacers know nothing of this one, use it */
     struct cl_peak delivered, arrived; /* what peers received from this interface; what came in through it */
 };
 
@@ -83,7 +84,7 @@ struct cl_congestion_report {
 /* congestion.h tells what each function is for: `lost` is called by cl_congestion_lost, and so on. */
 struct cl_rate_control_type {
     const char *name;
-    /* type and peaks are set */
+    /* the fields of the struct are set */
     void (*nic_init)(struct cl_rate_control_nic *nic, uint32_t datagram_bytes);
     /* type and nic are set */
     void (*init)(struct cl_rate_control *control, uint32_t datagram_bytes);

@@ -260,6 +260,8 @@ int cl_engine_watch_process(cl_engine *engine, uint16_t peer, int32_t pid)
 {
     pthread_mutex_lock(&engine->core);
     int status = cl_peers_watch(&engine->peers, peer, pid);
+    if (engine->endpoint != NULL)
+        cl_endpoint_share(engine->endpoint);
     pthread_mutex_unlock(&engine->core);
     cl_engine_wake(engine);
     return status;

@@ -271,7 +271,8 @@ int cl_engine_incarnation(cl_engine *engine, uint16_t peer, uint32_t *incarnatio
 /* Begins an incarnation of a peer, as the peer does at its end: a lost peer lives again. Operations that still exchange
  * messages with it fail with CL_EPEERLOST. An incarnation that has begun before changes nothing. */
 int cl_engine_revive_peer(cl_engine *engine, uint16_t peer, uint32_t incarnation);
-/* Watches the process of a peer on this host: the peer is lost when the process dies. */
+/* Watches the process of a peer on this host: the peer is lost when the process dies. Rate control knows from now on
+ * that more than one process sends through this host's interfaces. */
 int cl_engine_watch_process(cl_engine *engine, uint16_t peer, int32_t pid);
 
 struct cl_engine_stats {

@@ -131,6 +131,12 @@ int cl_endpoint_credit_peer(struct cl_endpoint *endpoint, uint16_t peer, uint32_
     return CL_OK;
 }
 
+void cl_endpoint_share(struct cl_endpoint *endpoint)
+{
+    for (int i = 0; i < CL_PEER_PATHS_MAX; i++)
+        cl_congestion_nic_share(&endpoint->nics.list[i].congestion);
+}
+
 int cl_endpoint_bind_peer(struct cl_endpoint *endpoint, uint16_t peer, const uint32_t *ports)
 {
     struct cl_peer *known = cl_peer_list_find(&endpoint->peers, peer);

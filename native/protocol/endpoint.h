@@ -67,6 +67,9 @@ int cl_endpoint_pause(struct cl_endpoint *endpoint, uint16_t peer, uint32_t path
  * many bytes of each message. CL_EINVAL for an unknown peer. */
 int cl_endpoint_credit_peer(struct cl_endpoint *endpoint, uint16_t peer, uint32_t unscheduled_bytes);
 
+/* Other ranks of this host send through the same interfaces, from now on. */
+void cl_endpoint_share(struct cl_endpoint *endpoint);
+
 /* Gives this process and the peer a key of their own, to be used instead of the job's; before their first packet.
  * CL_EINVAL for an unknown peer. */
 int cl_endpoint_key_peer(struct cl_endpoint *endpoint, uint16_t peer, const uint8_t key[16]);

@@ -279,6 +279,9 @@ static void add_peers(struct sim_rank *rank)
                 wanted[steps[i].peer] = true;
     }
     for (uint16_t i = 0; i < scenario->world; i++)
+        if (i != rank->id && scenario->host_of[i] == rank->host)
+            cl_endpoint_share(rank->endpoint);
+    for (uint16_t i = 0; i < scenario->world; i++)
         if (wanted[i] && i != rank->id &&
             (cl_endpoint_add_peer(rank->endpoint, i, (uint16_t)scenario->paths, NULL) != CL_OK ||
              !sim_wiring_set_up(&scenario->wiring, scenario->seed, rank->endpoint, rank->id, i)))

@@ -140,6 +140,21 @@ TEST(test_timeouts)
 
 /* Far below the target delay: marks alone show that a switch's queue is long. Few marks cost little, and the window
  * comes to rest soon after they begin; all marked, it halves. */
+/* The window of a contest is that of one flow beside others, which are gone at its end. */
+TEST(test_the_window_doubles_after_a_contest)
+{
+    start();
+    round_trip(3500, 0, true); /* no slow start any more */
+    cl_cc_resume(&cc, 50 * BYTES);
+    CHECK_EQ(window(), 50);
+    round_trip(0, 0, true);
+    CHECK_EQ(window(), 100);
+    round_trip(3500, 0, true);
+    uint64_t before = window();
+    round_trip(1000, 0, true);
+    CHECK(window() > before && window() < before + 10);
+}
+
 TEST(test_marks)
 {
     start();

@@ -39,6 +39,27 @@ TEST(test_events_and_questions)
     CHECK_EQ(cl_congestion_nic_port(&nic, 1).senders, 0);
 }
 
+/* One packet of a path leaves and is acknowledged: `number`, after so long in queues. */
+static void acknowledge(struct cl_congestion *congestion, uint64_t number, uint32_t queue_us, uint64_t now_us)
+{
+    enum { BYTES = 1472, ROUND = 20 };
+    struct cl_congestion_packet packet = cl_congestion_remember(congestion, 4, now_us);
+    cl_congestion_sent(congestion, 4, 4, BYTES, now_us);
+    cl_congestion_acknowledged(congestion,
+                               &(struct cl_congestion_ack){.bytes = BYTES,
+                                                           .packets = 1,
+                                                           .largest = number,
+                                                           .next = number + ROUND,
+                                                           .timing = {.known = true,
+                                                                      .class = 4,
+                                                                      .packet = packet,
+                                                                      .sent_us = now_us,
+                                                                      .clock_us = (uint32_t)now_us + queue_us,
+                                                                      .queue_us = queue_us,
+                                                                      .base_us = 1000}},
+                               now_us + 1000 + queue_us);
+}
+
 /* A queue that stays begins a contest, losses while there is none end it as if it had not been: the window is the one
  * before. */
 TEST(test_a_contest_that_is_undone)
@@ -51,22 +72,7 @@ TEST(test_a_contest_that_is_undone)
     uint64_t window = cl_congestion_report(&congestion).window_bytes, now_us = 1000000;
     uint32_t contested = 0;
     for (uint64_t number = 0; number < ACKS; number++, now_us += 1000) {
-        struct cl_congestion_packet packet = cl_congestion_remember(&congestion, 4, now_us);
-        uint32_t queue_us = contested < LOSES_FROM ? FULL_US : 0;
-        cl_congestion_sent(&congestion, 4, 4, BYTES, now_us);
-        cl_congestion_acknowledged(&congestion,
-                                   &(struct cl_congestion_ack){.bytes = BYTES,
-                                                               .packets = 1,
-                                                               .largest = number,
-                                                               .next = number + ROUND,
-                                                               .timing = {.known = true,
-                                                                          .class = 4,
-                                                                          .packet = packet,
-                                                                          .sent_us = now_us,
-                                                                          .clock_us = (uint32_t)now_us + queue_us,
-                                                                          .queue_us = queue_us,
-                                                                          .base_us = 1000}},
-                                   now_us + 1000 + queue_us);
+        acknowledge(&congestion, number, contested < LOSES_FROM ? FULL_US : 0, now_us);
         if (cl_congestion_is_contested(&congestion))
             contested++;
         else if (contested >= LOSES_FROM)
@@ -79,6 +85,33 @@ TEST(test_a_contest_that_is_undone)
     CHECK(contested >= LOSES_FROM);
     CHECK(!cl_congestion_is_contested(&congestion));
     CHECK_EQ(cl_congestion_report(&congestion).window_bytes, window);
+}
+
+/* How long a queue has to stay before it begins a contest, in microseconds. */
+static uint64_t contest_us(bool shared)
+{
+    enum { BYTES = 1472, START_US = 10000000, MOST_US = 10000000, GAP_US = 100, FULL_US = 50000 };
+    struct cl_congestion_nic nic;
+    struct cl_congestion congestion;
+    cl_congestion_nic_init(&nic, cl_congestion_find(NULL), BYTES);
+    cl_congestion_init(&congestion, &nic, BYTES);
+    if (shared)
+        cl_congestion_nic_share(&nic);
+    uint64_t past_us = 0;
+    while (!cl_congestion_is_contested(&congestion) && past_us < MOST_US) {
+        acknowledge(&congestion, past_us / GAP_US, FULL_US, START_US + past_us);
+        past_us += GAP_US;
+    }
+    return past_us;
+}
+
+/* The queue may be that of other ranks of this host, which need some time to find their shares of the link. But a
+ * neighbour that stays begins a contest there, too. */
+TEST(test_ranks_of_a_host_wait_longer_for_a_contest)
+{
+    uint64_t alone_us = contest_us(false), shared_us = contest_us(true);
+    CHECK(alone_us > 0 && shared_us >= 3 * alone_us);
+    CHECK(shared_us < 1000000);
 }
 
 /* An acknowledgement without timing, as of a late packet, does not end the pacing of a long path. */

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from commlayer.plans import direct, hierarchical
 from commlayer.plans.hierarchical import Hosts
-from commlayer.plans.plan import Buffer, StepKind
+from commlayer.plans.plan import Buffer, Plan, StepKind
+from commlayer.plans.select import plan_for
 from commlayer.plans.settings import Settings
 from tests.unit.plans.conformance import TENSORS, barrier_holds, conform_all, weights
 
@@ -124,3 +125,39 @@ def test_sums_are_sent_before_their_memory_is_used_again(monkeypatch: pytest.Mon
                     before[i] >> send & 1 for send, start, size in sent if start < at + length and at < start + size
                 )
         assert sent or rank == 2  # alone on its host, it sends its INPUT
+
+
+def is_free_to_leave(plan: Plan) -> list[bool]:
+    """Of each send: whether it waits for nothing that comes from another host."""
+    waits = [False] * len(plan.steps)
+    free = []
+    for i, step in enumerate(plan.steps):
+        waits[i] |= step["kind"] in (StepKind.RECV_COPY, StepKind.RECV_REDUCE)
+        first, count = int(step["successor_first"]), int(step["successor_count"])
+        for successor in plan.successors[first : first + count].tolist():
+            waits[successor] |= waits[i]
+        if step["kind"] == StepKind.SEND:
+            free.append(not waits[i])
+    return free
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {},
+        {"codecs": ("bf16", "bf16")},
+        {"codecs": ("int4", "int8")},
+        {"partial": True},
+        {"partial": True, "partial_message_bytes": 2048},
+        {"staging_bytes": 512, "segment_bytes": 4096},  # several rounds through staging for a segment
+    ],
+    ids=str,
+)
+def test_many_segments_fill_a_long_path(how: dict[str, Any]) -> None:
+    """Before the first answer, each owner sends the contributions of so many segments."""
+    s = Settings(**{"segment_bytes": 1024, "exchange_limit_bytes": 0, **how})
+    for rank in range(6):
+        plan = plan_for("all_reduce", rank=rank, hosts=((0, 1), (2, 3), (4, 5)), numel=1 << 17, itemsize=4, settings=s)
+        free = is_free_to_leave(plan)
+        assert sum(free) == 2 * (hierarchical.NETWORK_LAG + 1)  # to the owners of the same shard on two other hosts
+        assert len(free) > 4 * sum(free)
