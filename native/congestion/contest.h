@@ -37,6 +37,7 @@ struct cl_contest_sample {
     uint64_t next;    /* the next packet number to be sent */
     uint32_t senders; /* hosts that send to the receiver's port; 0: unknown */
     bool alone;       /* the path shares neither its interface nor the receiver's port with another one */
+    bool shared;      /* other ranks of this host use its interface */
     bool limited;     /* the window kept the sender from sending more */
     const struct cl_loss_trial *trial; /* of the interface or the path: that which goes on, if one does */
     bool timed;                        /* the rest is new */
@@ -62,7 +63,7 @@ struct cl_contest {
     double first;           /* its window at the beginning */
     double cuts;            /* due to losses, and not made yet; less than 0: made, and not due yet */
     uint64_t recover;       /* no second cut before this number is acknowledged */
-    bool alone;             /* as in the last sample */
+    bool alone, shared;     /* as in the last sample */
     uint32_t senders;       /* at least 1 */
     uint64_t largest, next; /* of the last sample */
     uint64_t acked_us;      /* when it came */

@@ -67,8 +67,8 @@ static bool is_alone(const struct cl_delay *delay, uint64_t now_us)
 }
 
 /* The queue that this job keeps on purpose. Where paths share an interface or a port, their windows keep some as well.
- * Where the paths are of several ranks of this host, that does not count: their queue drains from time to time, and
- * one that is as long as theirs can be would hide the queue of TCP.
+ * Those of other ranks of this host do not count: their queue drains from time to time, and so long a queue could be
+ * that of TCP.
  * Urgent packets shorten the target at once, but not the queue, which takes its time to drain: the usual target counts.
  */
 static uint32_t kept_us(const struct cl_delay *delay, uint64_t now_us)
@@ -95,7 +95,8 @@ static void judge_contest(struct cl_delay *delay, const struct cl_congestion_ack
                                        .largest = ack->largest,
                                        .next = ack->next,
                                        .senders = ack->port_senders,
-                                       .alone = is_alone(delay, now_us) && !delay->control.nic->shared,
+                                       .alone = is_alone(delay, now_us),
+                                       .shared = delay->control.nic->shared,
                                        .limited = ack->limited,
                                        .trial = trial->trial ? trial : &delay->cc.loss_trial,
                                        .timed = timing->known,

@@ -7,6 +7,7 @@ enum { BYTES = 1500, ROUND_PACKETS = 100, ROUND_US = 1000, KEPT_US = 500 };
 static struct cl_contest contest;
 static uint64_t number, now_us;
 static uint32_t senders, at_once, host_us, mark_every; /* 0: no switch marks packets */
+static bool shared;
 static struct cl_loss_trial trial;
 
 static void start(void)
@@ -15,6 +16,7 @@ static void start(void)
     now_us = 1000000;
     senders = at_once = 1;
     host_us = mark_every = 0;
+    shared = false;
     trial = (struct cl_loss_trial){0};
     cl_contest_init(&contest, BYTES);
 }
@@ -32,6 +34,7 @@ static enum cl_contest_news round_trip(uint32_t queue_us, uint32_t step_us, uint
                                            .next = number + ROUND_PACKETS,
                                            .senders = senders,
                                            .alone = senders == 1,
+                                           .shared = shared,
                                            .limited = true,
                                            .trial = &trial,
                                            .timed = true,
@@ -281,6 +284,21 @@ TEST(test_a_trial)
             news = round_trip(100, 1, lossy ? 10 : UINT32_MAX);
         CHECK_EQ(news, lossy ? CL_CONTEST_UNDONE : CL_CONTEST_NONE);
         CHECK_EQ(contest.active, !lossy);
+    }
+}
+
+/* Other ranks of this host may have caused the losses: only where the buffer is too short to show the queue of TCP is
+ * the trial a contest. */
+TEST(test_a_trial_beside_other_ranks)
+{
+    for (uint32_t queue_us = KEPT_US / 2; queue_us <= 4 * KEPT_US; queue_us *= 2) {
+        start();
+        shared = true;
+        rounds(5, queue_us);
+        round_trip(queue_us, 1, 50);
+        trial = (struct cl_loss_trial){
+            .least = CL_LOSS_TRIAL_LOSS, .enough = CL_LOSS_TRIAL_PACKETS, .trial = true, .before = 0.04};
+        CHECK_EQ(round_trip(queue_us, 0, 99), queue_us < 2 * KEPT_US ? CL_CONTEST_BEGAN : CL_CONTEST_NONE);
     }
 }
 
