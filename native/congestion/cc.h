@@ -49,8 +49,7 @@ struct cl_cc {
 void cl_cc_init(struct cl_cc *cc, uint32_t packet_bytes);
 /* The queue to which the window grows. packet_us: as in a sample. */
 uint32_t cl_cc_target_us(const struct cl_cc *cc, uint32_t packet_us);
-/* Goes on from this window, after a contest: nobody else fills the queue any more, so the window doubles until it does.
- */
+/* Goes on from this window, after a contest: it doubles until there is a queue or a mark. */
 void cl_cc_resume(struct cl_cc *cc, uint64_t window);
 void cl_cc_on_acked(struct cl_cc *cc, const struct cl_cc_sample *sample);
 void cl_cc_on_lost(struct cl_cc *cc, uint32_t packets);

@@ -10,6 +10,8 @@
  *    usual: a buffer that is too short for the queue that the control keeps overflows. Packets that a link loses by
  *    chance are lost at any length of the queue;
  *  - on such a path, as part of a loss trial (loss_trial.h). If the link causes the losses, nothing changes.
+ * Other ranks of this host, which send through the interface as well, are neither seen nor another flow. Beside them a
+ * queue has to stay longer, and a trial begins no contest where the buffer is long enough to show the queue of TCP.
  * Where several hosts send to a port, their own bursts overflow short buffers, and losses begin no contest. Where
  * switches mark packets (ECN), they tell all flows that a queue is too long, and the rest of the control heeds them: in
  * a round trip with a mark the queue begins no contest, and a mark ends one.
@@ -36,7 +38,7 @@ struct cl_contest_sample {
     uint64_t largest; /* largest packet number acknowledged */
     uint64_t next;    /* the next packet number to be sent */
     uint32_t senders; /* hosts that send to the receiver's port; 0: unknown */
-    bool alone;       /* the path shares neither its interface nor the receiver's port with another one */
+    bool alone;       /* the path shares neither its interface nor the receiver's port with another one that it sees */
     bool shared;      /* other ranks of this host use its interface */
     bool limited;     /* the window kept the sender from sending more */
     const struct cl_loss_trial *trial; /* of the interface or the path: that which goes on, if one does */

@@ -138,8 +138,6 @@ TEST(test_timeouts)
     CHECK_EQ(window(), 8);
 }
 
-/* Far below the target delay: marks alone show that a switch's queue is long. Few marks cost little, and the window
- * comes to rest soon after they begin; all marked, it halves. */
 /* The window of a contest is that of one flow beside others, which are gone at its end. */
 TEST(test_the_window_doubles_after_a_contest)
 {
@@ -153,8 +151,13 @@ TEST(test_the_window_doubles_after_a_contest)
     uint64_t before = window();
     round_trip(1000, 0, true);
     CHECK(window() > before && window() < before + 10);
+    cl_cc_resume(&cc, 50 * BYTES);
+    marked_round_trip(0, 0, 1, true); /* a mark has ended it: nothing doubles */
+    CHECK(window() < 55);
 }
 
+/* Far below the target delay: marks alone show that a switch's queue is long. Few marks cost little, and the window
+ * comes to rest soon after they begin; all marked, it halves. */
 TEST(test_marks)
 {
     start();
