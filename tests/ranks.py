@@ -225,7 +225,7 @@ def meet(name: str, size: int) -> None:
 
 
 def payload_sent(run: Callable[[], object], times: int = 5) -> int:
-    """Bytes of data that `run` sends on this rank: the least of several runs: one may include retransmissions."""
+    """Bytes of data that `run` sends on this rank: the least of several runs, as one may include retransmissions."""
     import commlayer
 
     sent = []

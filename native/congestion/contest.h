@@ -10,8 +10,9 @@
  *    usual: a buffer that is too short for the queue that the control keeps overflows. Packets that a link loses by
  *    chance are lost at any length of the queue;
  *  - on such a path, as part of a loss trial (loss_trial.h). If the link causes the losses, nothing changes.
- * Other ranks of this host, which send through the interface as well, are neither seen nor another flow. Beside them a
- * queue has to stay longer, and a trial begins no contest where the buffer is long enough to show the queue of TCP.
+ * Other ranks of this host, which send through the interface as well, are no other flow, but a rank sees only their
+ * queue. Beside them a queue has to stay longer, and a trial begins no contest where the buffer is long enough to show
+ * the queue of TCP.
  * Where several hosts send to a port, their own bursts overflow short buffers, and losses begin no contest. Where
  * switches mark packets (ECN), they tell all flows that a queue is too long, and the rest of the control heeds them: in
  * a round trip with a mark the queue begins no contest, and a mark ends one.

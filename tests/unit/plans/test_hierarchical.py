@@ -127,7 +127,7 @@ def test_sums_are_sent_before_their_memory_is_used_again(monkeypatch: pytest.Mon
         assert sent or rank == 2  # alone on its host, it sends its INPUT
 
 
-def is_free_to_leave(plan: Plan) -> list[bool]:
+def free_to_leave(plan: Plan) -> list[bool]:
     """Of each send: whether it waits for nothing that comes from another host."""
     waits = [False] * len(plan.steps)
     free = []
@@ -159,6 +159,6 @@ def test_many_segments_fill_a_long_path(how: dict[str, Any]) -> None:
     for hosts in (((0, 1), (2, 3)), ((0, 1), (2, 3), (4, 5))):
         for rank in range(2 * len(hosts)):
             plan = plan_for("all_reduce", rank=rank, hosts=hosts, numel=1 << 17, itemsize=4, settings=s)
-            free = is_free_to_leave(plan)
+            free = free_to_leave(plan)
             assert sum(free) == (len(hosts) - 1) * (hierarchical.NETWORK_LAG + 1)  # to each owner of the same shard
             assert len(free) > 2 * sum(free)
