@@ -27,7 +27,6 @@ import ctypes
 import itertools
 import math
 import secrets
-import socket
 import statistics
 import tempfile
 import time
@@ -44,6 +43,7 @@ import commlayer
 from bench.harness.options import options
 from bench.harness.page import write_between
 from bench.jobs import published
+from commlayer.tools.bench.launch import free_port
 from commlayer.tools.emulate.link import Link
 from commlayer.tools.emulate.network import Network
 from commlayer.tools.emulate.scenario import Scenario
@@ -98,12 +98,6 @@ def entropy_bytes(before: npt.NDArray[np.int16], after: npt.NDArray[np.int16]) -
     """The entropy of the changes, as independent draws from their histogram."""
     counts = np.unique(after - before, return_counts=True)[1] / len(after)
     return float(-(counts * np.log2(counts)).sum() * len(after) / 8)
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 def bytes_row(model: Model, rate: float, text: Tensor) -> str:

@@ -24,9 +24,13 @@ LINE = re.compile(r'(commlayer_[a-z_]+)\{((?:[a-z]+="[^"]*",?)*)\} ([-+.e0-9]+)'
 
 
 def free_port() -> int:
-    """The first of two ports that are free. The kernel gives them to nobody meanwhile: they lie below its own range."""
+    """The first of two ports that are free. The kernel gives them to nobody meanwhile: they lie below its own range.
+
+    Hypothesis seeds `random` before each example, so that two workers of a test run would try the same ports in the
+    same order; the system's random numbers differ.
+    """
     while True:
-        port = random.randrange(10_000, 30_000)
+        port = random.SystemRandom().randrange(10_000, 30_000)
         with socket.socket() as one, socket.socket() as two:
             try:
                 one.bind(("", port))
