@@ -59,6 +59,7 @@ _FIELDS: dict[str, Callable[[Any], bool]] = {
     "pid": _whole(1, (1 << 31) - 1),
     "life": _text(64),
     "bell": _text(_BELL_BYTES),
+    "meter": _whole(0, (1 << 31) - 1),
     "ports": lambda value: isinstance(value, list),
     "packet_bytes": lambda value: _whole(8, 65535)(value) and value % 8 == 0,
 }

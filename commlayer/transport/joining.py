@@ -199,6 +199,13 @@ def _watch(engine: Engine, members: Members, other: int, peer: dict[str, Any]) -
             members.name(other),
             peer["pid"],
         )
+    elif lib.cl_engine_read_meter(engine.raw, peer["peer"], peer["meter"]) != 0:
+        log.warning(
+            "%s: cannot read the meter of %s, process %d; its share of this host's interfaces shows by its queue alone",
+            members.who,
+            members.name(other),
+            peer["pid"],
+        )
 
 
 def pair_key(key: bytes, own: dict[str, Any], peer: dict[str, Any]) -> bytes:

@@ -277,6 +277,7 @@ class Engine:
             "pid": os.getpid(),
             "life": self.life,
             "bell": ffi.string(bell).decode(),
+            "meter": lib.cl_engine_meter(self.raw),
             "ports": self._ports,
             "left_out": self._left_out,
             "packet_bytes": self.packet_bytes,

@@ -36,12 +36,6 @@ const struct cl_rate_control_type *cl_congestion_find(const char *name);
 
 void cl_congestion_nic_init(struct cl_congestion_nic *nic, const struct cl_rate_control_type *type,
                             uint32_t datagram_bytes);
-/* Other ranks of this host use the interface, too, from now on. */
-static inline void cl_congestion_nic_share(struct cl_congestion_nic *nic)
-{
-    nic->control.shared = true;
-}
-
 void cl_congestion_init(struct cl_congestion *congestion, struct cl_congestion_nic *nic, uint32_t datagram_bytes);
 
 /* It must be called before a path is initialised again: its interface forgets it. */
@@ -70,6 +64,19 @@ static inline void cl_congestion_sent(struct cl_congestion *congestion, uint8_t 
 static inline void cl_congestion_sent_control(struct cl_congestion *congestion, uint32_t bytes)
 {
     congestion->control.type->sent_control(&congestion->control, bytes);
+}
+
+/* What this process knows of the interface, for the others of this host. */
+static inline struct cl_told cl_congestion_nic_tell(const struct cl_congestion_nic *nic)
+{
+    return nic->control.type->nic_tell(&nic->control);
+}
+
+/* What another process of this host, a number from 0 to CL_NEIGHBOURS_MAX - 1, knows of it. */
+static inline void cl_congestion_nic_hear(struct cl_congestion_nic *nic, uint32_t neighbour, const struct cl_told *told,
+                                          uint64_t now_us)
+{
+    nic->control.type->nic_hear(&nic->control, neighbour, told, now_us);
 }
 
 /* Packets were acknowledged, at least one. */

@@ -173,8 +173,8 @@ static enum cl_contest_news judge_queue(struct cl_contest *contest, uint64_t now
         contest->most_bytes = 0;
     }
     contest->most_bytes = contest->bytes > contest->most_bytes ? contest->bytes : contest->most_bytes;
-    uint64_t wait_us =
-        (uint64_t)(contest->alone && !contest->shared ? QUEUED_KEPT : QUEUED_KEPT_SHARED) * contest->kept_us;
+    bool shares = !contest->alone || contest->ranks > 1;
+    uint64_t wait_us = (uint64_t)(shares ? QUEUED_KEPT_SHARED : QUEUED_KEPT) * contest->kept_us;
     if (contest->queued_rounds < CL_CONTEST_ROUNDS || now_us <= contest->queued_us + wait_us)
         return CL_CONTEST_NONE;
     return begin(contest, (double)contest->most_bytes);
@@ -245,8 +245,8 @@ static enum cl_contest_news judge_losses(struct cl_contest *contest, const struc
         return CL_CONTEST_OVERFLOWED;
     }
     contest->tried = contest->tried && trial->trial;
-    /* Other ranks of this host may have caused the losses. In a long buffer TCP shows by its queue. */
-    bool other = contest->shared && contest->longest_us >= KEPT_OVERFLOWED * contest->kept_us;
+    /* Bursts of several ranks may have caused the losses. In a long buffer TCP shows by its queue. */
+    bool other = contest->ranks > 1 && contest->longest_us >= KEPT_OVERFLOWED * contest->kept_us;
     if (!trial->trial || contest->tried || other || losses_of(contest) < 1)
         return CL_CONTEST_NONE;
     begin(contest, contest->delivered);
@@ -292,8 +292,8 @@ enum cl_contest_news cl_contest_on_acked(struct cl_contest *contest, const struc
     contest->largest = sample->largest;
     contest->next = sample->next;
     contest->alone = sample->alone;
-    contest->shared = sample->shared;
-    contest->senders = sample->senders > 1 ? sample->senders : 1;
+    contest->ranks = sample->ranks > 1 ? sample->ranks : 1;
+    contest->senders = (sample->senders > 1 ? sample->senders : 1) * contest->ranks;
     count_acked(contest, sample->packets);
     if (contest->trial.trial && sample->largest >= contest->tried_from)
         cl_loss_trial_count(&contest->trial, sample->packets, 0);

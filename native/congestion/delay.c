@@ -55,6 +55,16 @@ static void sent(struct cl_rate_control *control, uint8_t class, uint8_t first_c
     cl_active_set_see(&egress->receivers, &delay->receiver, now_us);
 }
 
+static struct cl_told nic_tell(const struct cl_rate_control_nic *nic)
+{
+    return cl_egress_tell(&((const struct cl_delay_nic *)(const void *)nic)->egress); /* its first member */
+}
+
+static void nic_hear(struct cl_rate_control_nic *nic, uint32_t neighbour, const struct cl_told *told, uint64_t now_us)
+{
+    cl_egress_hear(&((struct cl_delay_nic *)(void *)nic)->egress, neighbour, told, now_us); /* its first member */
+}
+
 static void sent_control(struct cl_rate_control *control, uint32_t bytes)
 {
     cl_egress_sent(&nic_of(control)->egress, 0, bytes);
@@ -95,8 +105,8 @@ static void judge_contest(struct cl_delay *delay, const struct cl_congestion_ack
                                        .largest = ack->largest,
                                        .next = ack->next,
                                        .senders = ack->port_senders,
+                                       .ranks = egress->neighbours.recent + 1,
                                        .alone = is_alone(delay, now_us),
-                                       .shared = delay->control.nic->shared,
                                        .limited = ack->limited,
                                        .trial = trial->trial ? trial : &delay->cc.loss_trial,
                                        .timed = timing->known,
@@ -274,7 +284,7 @@ static void report(const struct cl_rate_control *control, struct cl_congestion_r
     report->rate_bytes = delay->pacer.rate;
     report->queue_us = delay->cc.queue_us;
     report->capacity_bytes = (uint64_t)egress->capacity;
-    report->carried_bytes = egress->bytes[CL_CLASSES_BETWEEN_HOSTS - 1];
+    report->carried_bytes = egress->sent_bytes;
 }
 
 const struct cl_rate_control_type cl_rate_control_delay = {.name = "delay",
@@ -284,6 +294,8 @@ const struct cl_rate_control_type cl_rate_control_delay = {.name = "delay",
                                                            .remember = remember,
                                                            .sent = sent,
                                                            .sent_control = sent_control,
+                                                           .nic_tell = nic_tell,
+                                                           .nic_hear = nic_hear,
                                                            .acknowledged = acknowledged,
                                                            .lost = lost,
                                                            .timeout = timeout,

@@ -20,6 +20,7 @@ enum {
     CONFIRMED = 8,           /* measurements */
     ROUND_TRIP_MEMORY = 128, /* epochs: acknowledgements of long paths may come far apart */
     BATCH_MOST_US = 400,     /* other peers wait for its end */
+    SHARE_DEPTHS = 2,        /* the time in which the neighbours' rate is measured */
 };
 
 static const double TARGET_DEPTHS = 0.5;
@@ -28,12 +29,18 @@ static const double GAIN_EMPTY = 1.25; /* no packet waits: the link can carry mo
 static const double GAIN_MIN = 0.5;
 static const double SLOW_PATH = 0.5; /* of the capacity */
 
+/* All processes of this host use the room that the most careful one of them finds. */
+static uint32_t common_depth_us(const struct cl_egress *egress)
+{
+    return egress->depth_us < egress->neighbours.depth_us ? egress->depth_us : egress->neighbours.depth_us;
+}
+
 /* A fixed number of packets is part of the target: where several hosts share a bottleneck, a slower host wants more of
  * its queue and gets a larger share, until all are equal. The rest makes up for late wake-ups; urgent packets would
  * have to wait behind it. */
 double cl_egress_target_us(const struct cl_egress *egress)
 {
-    return TARGET_DEPTHS * egress->depth_us + TARGET_PACKETS * cl_egress_packet_us(egress);
+    return TARGET_DEPTHS * common_depth_us(egress) + TARGET_PACKETS * cl_egress_packet_us(egress);
 }
 
 static double present_target_us(const struct cl_egress *egress, uint64_t now_us)
@@ -53,12 +60,13 @@ static uint32_t depth_of(const struct cl_egress *egress, double packets)
 
 static void set_rate(struct cl_egress *egress, uint64_t now_us)
 {
-    double gain = 1 + (present_target_us(egress, now_us) - egress->queue_us) / (RECOVERY * egress->depth_us);
+    uint32_t depth_us = common_depth_us(egress);
+    double gain = 1 + (present_target_us(egress, now_us) - egress->queue_us) / (RECOVERY * depth_us);
     gain = egress->startup ? GAIN_STARTUP : egress->empty ? GAIN_EMPTY : gain < GAIN_MIN ? GAIN_MIN : gain;
-    double burst = egress->capacity * egress->depth_us / 1e6;
+    double left = cl_neighbours_leave(&egress->neighbours, egress->capacity);
+    double burst = egress->capacity * cl_neighbours_spare(&egress->neighbours) * depth_us / 1e6;
     double least = (double)CL_PACER_BURST_PACKETS * egress->datagram_bytes;
-    cl_pacer_set(&egress->pacer, (uint64_t)(gain * egress->capacity) + 1, (uint64_t)(burst < least ? least : burst),
-                 now_us);
+    cl_pacer_set(&egress->pacer, (uint64_t)(gain * left) + 1, (uint64_t)(burst < least ? least : burst), now_us);
 }
 
 void cl_egress_init(struct cl_egress *egress, uint32_t datagram_bytes)
@@ -69,6 +77,7 @@ void cl_egress_init(struct cl_egress *egress, uint32_t datagram_bytes)
                                  .loss_trial = {.least = CL_LOSS_TRIAL_LOSS, .enough = CL_LOSS_TRIAL_PACKETS},
                                  .epoch_queue_us = UINT32_MAX};
     uint64_t start = (uint64_t)START_PACKETS * egress->datagram_bytes;
+    cl_neighbours_init(&egress->neighbours);
     cl_batches_init(&egress->batches);
     egress->capacity = (double)start * 1e6 / START_US;
     cl_pacer_init(&egress->pacer, (uint64_t)egress->capacity, start, 0);
@@ -115,6 +124,7 @@ void cl_egress_sent(struct cl_egress *egress, uint8_t class, uint32_t bytes)
         if (egress->marked)
             egress->idle_us = egress->full_us;
     }
+    egress->sent_bytes += bytes + CL_EGRESS_OVERHEAD_BYTES;
     for (; class < CL_CLASSES_BETWEEN_HOSTS; class ++)
         egress->bytes[class] += bytes + CL_EGRESS_OVERHEAD_BYTES;
     cl_pacer_sent(&egress->pacer, bytes + CL_EGRESS_OVERHEAD_BYTES);
@@ -125,6 +135,35 @@ static void set_depth(struct cl_egress *egress, bool startup)
     egress->startup = startup;
     egress->overflow_us = depth_of(egress, DEPTH_START_PACKETS);
     egress->depth_us = startup ? egress->overflow_us / 2 : egress->overflow_us;
+}
+
+/* ---- other processes of this host ---- */
+
+struct cl_told cl_egress_tell(const struct cl_egress *egress)
+{
+    struct cl_told told = {.bytes = egress->sent_bytes, .lost = egress->own_lost_bytes};
+    if (!egress->startup) {
+        told.capacity = (uint64_t)egress->capacity;
+        told.depth_us = egress->depth_us;
+    }
+    return told;
+}
+
+void cl_egress_hear(struct cl_egress *egress, uint32_t neighbour, const struct cl_told *told, uint64_t now_us)
+{
+    struct cl_neighbours *neighbours = &egress->neighbours;
+    bool learns = egress->startup && told->capacity > 0;
+    struct cl_heard heard = cl_neighbours_hear(neighbours, neighbour, told, now_us);
+    egress->lost_bytes += heard.lost;
+    for (int class = 0; heard.sent > 0 && class < CL_CLASSES_BETWEEN_HOSTS; class ++)
+        egress->bytes[class] += heard.sent;
+    if (learns) { /* there is nothing left to search for */
+        egress->capacity = (double)told->capacity;
+        set_depth(egress, false);
+    }
+    cl_neighbours_judge(neighbours, egress->capacity, SHARE_DEPTHS * egress->depth_us, now_us);
+    if (learns || neighbours->begins)
+        set_rate(egress, now_us);
 }
 
 /* Grows the depth halfway to the last overflow, then slowly, to find out whether there is more room. */
@@ -205,6 +244,14 @@ static void confirm(struct cl_egress *egress)
         egress->confirmed++;
 }
 
+/* The bytes that neighbours may have sent before a packet of this process and told after it: their bursts. */
+static double unsure_of(const struct cl_egress *egress)
+{
+    const struct cl_neighbours *neighbours = &egress->neighbours;
+    double others = neighbours->active > 0 ? 1 - cl_neighbours_spare(neighbours) : 0;
+    return others * egress->capacity * common_depth_us(egress) / 1e6;
+}
+
 /* Measures the capacity between two packets of a class. last: no data was sent that this class could overtake. */
 static void measure_between(struct cl_egress *egress, const struct cl_egress_sample *start,
                             const struct cl_egress_sample *end, uint64_t arrived_us, bool last, bool mixed)
@@ -218,6 +265,7 @@ static void measure_between(struct cl_egress *egress, const struct cl_egress_sam
     if (mixed && end->snapshot.paced_us > start->snapshot.paced_us)
         longest_us = longer(longest_us, end->snapshot.paced_us - start->snapshot.paced_us);
     double capacity = (double)span * 1e6 / (double)arrived_us, slowest = (double)span * 1e6 / (double)longest_us;
+    double sure = slowest - unsure_of(egress) * 1e6 / (double)longest_us;
     bool full = start->sent_us < egress->full_us;
     bool slow = full && egress->confirmed >= CONFIRMED && capacity < SLOW_PATH * egress->capacity;
     bool busy = last && start->sent_us >= egress->idle_us && !end->crowded && !slow;
@@ -231,10 +279,10 @@ static void measure_between(struct cl_egress *egress, const struct cl_egress_sam
         if (!full)
             confirm(egress);
         egress->capacity += ((mixed ? slowest : capacity) - egress->capacity) / egress->weight;
-    } else if (slowest > egress->capacity) {
+    } else if (sure > egress->capacity) {
         /* The link may have been idle at times: its capacity is at least this. Packets that arrived faster than they
          * left prove nothing: a queue elsewhere may have drained. */
-        egress->capacity = slowest;
+        egress->capacity = sure;
         confirm(egress);
     }
 }
@@ -289,6 +337,7 @@ void cl_egress_on_settled(struct cl_egress *egress, uint32_t acked, uint32_t los
     cl_loss_trial_count(&egress->loss_trial, acked, lost);
     cl_batches_count(&egress->batches, acked, lost);
     egress->lost_bytes += (uint64_t)lost * egress->datagram_bytes;
+    egress->own_lost_bytes += (uint64_t)lost * egress->datagram_bytes;
 }
 
 void cl_egress_overflowed(struct cl_egress *egress, uint64_t now_us)

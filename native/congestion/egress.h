@@ -40,6 +40,7 @@
 #include "congestion/batches.h"
 #include "congestion/class.h"
 #include "congestion/loss_trial.h"
+#include "congestion/neighbours.h"
 #include "congestion/pacer.h"
 
 enum {
@@ -53,10 +54,12 @@ struct cl_egress {
     bool marked;  /* switches on the way mark packets (ECN) */
     uint32_t datagram_bytes;
     struct cl_pacer pacer;
-    uint64_t lost_bytes;                      /* since the start */
-    uint64_t bytes[CL_CLASSES_BETWEEN_HOSTS]; /* sent since the start, of this class and all more urgent ones */
-    uint64_t idle_us;                         /* when the link was last known to be idle */
-    uint64_t full_us;                         /* when a packet last found the pacer's bucket full */
+    uint64_t sent_bytes, own_lost_bytes;      /* since the start, by this process */
+    uint64_t lost_bytes;                      /* the same, with the neighbours' */
+    uint64_t bytes[CL_CLASSES_BETWEEN_HOSTS]; /* sent since the start, with them, of this class and more urgent ones */
+    struct cl_neighbours neighbours;
+    uint64_t idle_us; /* when the link was last known to be idle */
+    uint64_t full_us; /* when a packet last found the pacer's bucket full */
     uint64_t busy_until_us;
     double capacity;    /* bytes per second */
     uint32_t weight;    /* measurements that `capacity` averages, up to a maximum */
@@ -125,6 +128,9 @@ uint64_t cl_egress_ready_us(struct cl_egress *egress, uint8_t class, uint64_t no
 struct cl_egress_snapshot cl_egress_snapshot(const struct cl_egress *egress, uint8_t class, uint64_t now_us);
 /* Counts a packet that leaves, of any kind. */
 void cl_egress_sent(struct cl_egress *egress, uint8_t class, uint32_t bytes);
+/* What this process knows of the interface, for its neighbours; what one of them knows (neighbours.h). */
+struct cl_told cl_egress_tell(const struct cl_egress *egress);
+void cl_egress_hear(struct cl_egress *egress, uint32_t neighbour, const struct cl_told *told, uint64_t now_us);
 
 /* Takes an acknowledged packet in. Returns its queueing delay beyond this interface. */
 uint32_t cl_egress_on_sample(struct cl_egress *egress, struct cl_egress_view *view,

@@ -32,6 +32,19 @@ static void sent_control(struct cl_rate_control *control, uint32_t bytes)
     ((struct cl_fixed_nic *)(void *)control->nic)->carried_bytes += bytes + CL_EGRESS_OVERHEAD_BYTES; /* its first */
 }
 
+static struct cl_told nic_tell(const struct cl_rate_control_nic *nic)
+{
+    return (struct cl_told){.bytes = ((const struct cl_fixed_nic *)(const void *)nic)->carried_bytes}; /* its first */
+}
+
+static void nic_hear(struct cl_rate_control_nic *nic, uint32_t neighbour, const struct cl_told *told, uint64_t now_us)
+{
+    (void)nic;
+    (void)neighbour;
+    (void)told;
+    (void)now_us;
+}
+
 static void sent(struct cl_rate_control *control, uint8_t class, uint8_t first_class, uint32_t bytes, uint64_t now_us)
 {
     (void)class;
@@ -138,6 +151,8 @@ const struct cl_rate_control_type cl_rate_control_fixed = {.name = "fixed",
                                                            .remember = remember,
                                                            .sent = sent,
                                                            .sent_control = sent_control,
+                                                           .nic_tell = nic_tell,
+                                                           .nic_hear = nic_hear,
                                                            .acknowledged = acknowledged,
                                                            .lost = count,
                                                            .timeout = count,

@@ -19,7 +19,6 @@ struct cl_rate_control_type;
 
 struct cl_rate_control_nic {
     const struct cl_rate_control_type *type;
-    bool shared;                       /* other ranks of this host, whose pacers know nothing of this one, use it */
     struct cl_peak delivered, arrived; /* what peers received from this interface; what came in through it */
 };
 
@@ -93,6 +92,8 @@ struct cl_rate_control_type {
     struct cl_congestion_packet (*remember)(const struct cl_rate_control *control, uint8_t class, uint64_t now_us);
     void (*sent)(struct cl_rate_control *control, uint8_t class, uint8_t first_class, uint32_t bytes, uint64_t now_us);
     void (*sent_control)(struct cl_rate_control *control, uint32_t bytes);
+    struct cl_told (*nic_tell)(const struct cl_rate_control_nic *nic);
+    void (*nic_hear)(struct cl_rate_control_nic *nic, uint32_t neighbour, const struct cl_told *told, uint64_t now_us);
     void (*acknowledged)(struct cl_rate_control *control, const struct cl_congestion_ack *ack, uint64_t now_us);
     void (*lost)(struct cl_rate_control *control, uint32_t packets);
     void (*timeout)(struct cl_rate_control *control, uint32_t count);

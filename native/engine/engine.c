@@ -113,14 +113,16 @@ static bool send_packets(void *context)
 {
     struct cl_engine *engine = context;
     uint64_t now = cl_now_us();
-    for (int i = 0; i < SEND_BATCHES; i++) {
+    bool more = true;
+    for (int i = 0; more && i < SEND_BATCHES; i++) {
+        cl_peers_hear_neighbours(&engine->peers, &engine->meter, engine->endpoint, now);
         size_t count = cl_endpoint_send(engine->endpoint, now, engine->batch, CL_SEND_BATCH);
-        if (count == 0)
-            return false;
         for (size_t sent = 0; sent < count;)
             sent += send_run(engine, &engine->batch[sent], count - sent);
+        cl_peers_tell_neighbours(&engine->meter, engine->endpoint); /* of losses, too */
+        more = count > 0;
     }
-    return true;
+    return more;
 }
 
 static void receive_packets(void *context)

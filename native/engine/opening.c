@@ -24,6 +24,7 @@ static void free_engine(struct cl_engine *engine)
     if (engine->wake_fd >= 0)
         close(engine->wake_fd);
     cl_bell_close(&engine->bell);
+    cl_meter_close(&engine->meter);
     if (engine->timer_fd >= 0)
         close(engine->timer_fd);
     free(engine->batch);
@@ -46,6 +47,11 @@ static bool number_interfaces(struct cl_engine *engine, const struct cl_engine_o
     return count <= CL_PEER_PATHS_MAX;
 }
 
+static void name_interface(struct cl_engine *engine, uint32_t port, const char *address)
+{
+    atomic_store(&engine->meter.lines[engine->ports.interfaces[port]].key, cl_meter_key(address));
+}
+
 static int open_wire(struct cl_engine *engine, const struct cl_engine_options *options)
 {
     if (strcmp(options->wire, "none") == 0)
@@ -65,6 +71,8 @@ static int open_wire(struct cl_engine *engine, const struct cl_engine_options *o
     if (status != CL_OK)
         return status;
     engine->ports.count = options->address_count;
+    for (uint32_t i = 0; i < options->address_count; i++)
+        name_interface(engine, i, options->addresses[i]);
     if (engine->ports.wire_type == &cl_wire_udp) { /* other wires' descriptors may be for one thread */
         engine->packet_wait = cl_packet_wait_create(engine);
         if (engine->packet_wait == NULL)
@@ -99,6 +107,8 @@ int cl_engine_open(const struct cl_engine_options *options, cl_engine **out)
         status = engine->wake_fd < 0 || engine->timer_fd < 0 ? CL_ESYSTEM : CL_OK;
     if (status == CL_OK) {
         status = cl_bell_open(&engine->bell);
+        if (status == CL_OK)
+            status = cl_meter_open(&engine->meter);
         if (status == CL_OK)
             status = open_wire(engine, options);
     }
@@ -147,6 +157,8 @@ int cl_engine_move_port(cl_engine *engine, uint32_t index, const char *address)
     pthread_mutex_lock(&engine->core);
     bool can = index < engine->ports.count && address != NULL && engine->ports.wire_type->move != NULL;
     int status = can ? engine->ports.wire_type->move(engine->ports.wire, index, address) : CL_EINVAL;
+    if (status == CL_OK)
+        name_interface(engine, index, address);
     if (status == CL_OK && engine->endpoint != NULL)
         cl_endpoint_release_port(engine->endpoint, index); /* the new socket has room */
     if (status == CL_OK && engine->packet_wait != NULL)
@@ -260,9 +272,20 @@ int cl_engine_watch_process(cl_engine *engine, uint16_t peer, int32_t pid)
 {
     pthread_mutex_lock(&engine->core);
     int status = cl_peers_watch(&engine->peers, peer, pid);
-    if (engine->endpoint != NULL)
-        cl_endpoint_share(engine->endpoint);
     pthread_mutex_unlock(&engine->core);
     cl_engine_wake(engine);
+    return status;
+}
+
+int cl_engine_meter(cl_engine *engine)
+{
+    return engine->meter.fd;
+}
+
+int cl_engine_read_meter(cl_engine *engine, uint16_t peer, int32_t fd)
+{
+    pthread_mutex_lock(&engine->core);
+    int status = cl_peers_read_meter(&engine->peers, peer, fd);
+    pthread_mutex_unlock(&engine->core);
     return status;
 }

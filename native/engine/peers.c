@@ -10,9 +10,11 @@
 
 void cl_peers_free(struct cl_peers *peers)
 {
-    for (uint32_t i = 0; i < peers->watched_count; i++)
+    for (uint32_t i = 0; i < peers->watched_count; i++) {
         if (peers->watched[i].pidfd >= 0)
             close(peers->watched[i].pidfd);
+        cl_meter_close(&peers->watched[i].meter);
+    }
     for (uint32_t i = 0; i < peers->capacity; i++)
         free(peers->links[i]);
     free(peers->links);
@@ -132,6 +134,56 @@ int cl_peers_watch(struct cl_peers *peers, uint16_t peer, int32_t pid)
             close(fd);
         return CL_ENOMEM;
     }
+    cl_meter_close(&watched->meter);
     *watched = (struct cl_watched){.peer = peer, .pid = pid, .died = fd < 0, .pidfd = fd};
     return CL_OK;
+}
+
+int cl_peers_read_meter(struct cl_peers *peers, uint16_t peer, int32_t fd)
+{
+    for (uint32_t i = 0; i < peers->watched_count; i++) {
+        struct cl_watched *watched = &peers->watched[i];
+        if (watched->peer == peer)
+            return watched->meter.lines != NULL ? CL_OK : cl_meter_read(watched->pid, fd, &watched->meter);
+    }
+    return CL_EINVAL;
+}
+
+static void hear_neighbour(const struct cl_meter *meter, uint32_t neighbour, const struct cl_meter *own,
+                           struct cl_endpoint *endpoint, uint64_t now_us)
+{
+    for (uint32_t i = 0; i < CL_METER_INTERFACES; i++) {
+        uint64_t key = atomic_load_explicit(&meter->lines[i].key, memory_order_relaxed);
+        struct cl_told told = {
+            .bytes = atomic_load_explicit(&meter->lines[i].bytes, memory_order_relaxed),
+            .lost = atomic_load_explicit(&meter->lines[i].lost, memory_order_relaxed),
+            .capacity = atomic_load_explicit(&meter->lines[i].capacity, memory_order_relaxed),
+            .depth_us = atomic_load_explicit(&meter->lines[i].depth_us, memory_order_relaxed),
+        };
+        for (uint32_t interface = 0; key != 0 && interface < CL_METER_INTERFACES; interface++)
+            if (atomic_load_explicit(&own->lines[interface].key, memory_order_relaxed) == key)
+                cl_endpoint_hear(endpoint, interface, neighbour, &told, now_us);
+    }
+}
+
+void cl_peers_hear_neighbours(const struct cl_peers *peers, const struct cl_meter *own, struct cl_endpoint *endpoint,
+                              uint64_t now_us)
+{
+    for (uint32_t i = 0; i < peers->watched_count; i++)
+        if (peers->watched[i].meter.lines != NULL)
+            hear_neighbour(&peers->watched[i].meter, i, own, endpoint, now_us);
+}
+
+void cl_peers_tell_neighbours(const struct cl_meter *own, const struct cl_endpoint *endpoint)
+{
+    for (uint32_t i = 0; i < CL_METER_INTERFACES; i++) {
+        struct cl_meter_line *line = &own->lines[i];
+        if (atomic_load_explicit(&line->key, memory_order_relaxed) == 0)
+            continue;
+        struct cl_told told = cl_endpoint_tell(endpoint, i);
+        atomic_store_explicit(&line->bytes, told.bytes, memory_order_relaxed);
+        atomic_store_explicit(&line->lost, told.lost, memory_order_relaxed);
+        atomic_store_explicit(&line->capacity, told.capacity, memory_order_relaxed);
+        atomic_store_explicit(&line->depth_us, told.depth_us, memory_order_relaxed);
+    }
 }

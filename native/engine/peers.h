@@ -4,6 +4,7 @@
 #pragma once
 
 #include "os/host.h"
+#include "os/meter.h"
 #include "protocol/endpoint.h"
 #include "wire/wire.h"
 
@@ -18,8 +19,9 @@ struct cl_link {
 struct cl_watched {
     uint16_t peer;
     int32_t pid;
-    bool died; /* its groups have not been told yet */
-    int pidfd; /* -1: it is dead */
+    bool died;             /* its groups have not been told yet */
+    int pidfd;             /* -1: it is dead */
+    struct cl_meter meter; /* without lines: not known */
 };
 
 struct cl_peers {
@@ -45,3 +47,10 @@ int cl_peers_add(struct cl_peers *peers, const struct cl_peer_options *options, 
                  struct cl_endpoint *endpoint);
 /* Watches the process of a peer for its death. Watching it again changes nothing. */
 int cl_peers_watch(struct cl_peers *peers, uint16_t peer, int32_t pid);
+/* Reads the meter of a watched process from now on. */
+int cl_peers_read_meter(struct cl_peers *peers, uint16_t peer, int32_t fd);
+/* Tells the endpoint what the other processes of this host know of the interfaces of this process's meter. */
+void cl_peers_hear_neighbours(const struct cl_peers *peers, const struct cl_meter *own, struct cl_endpoint *endpoint,
+                              uint64_t now_us);
+/* Tells them what this process knows. */
+void cl_peers_tell_neighbours(const struct cl_meter *own, const struct cl_endpoint *endpoint);

@@ -271,9 +271,13 @@ int cl_engine_incarnation(cl_engine *engine, uint16_t peer, uint32_t *incarnatio
 /* Begins an incarnation of a peer, as the peer does at its end: a lost peer lives again. Operations that still exchange
  * messages with it fail with CL_EPEERLOST. An incarnation that has begun before changes nothing. */
 int cl_engine_revive_peer(cl_engine *engine, uint16_t peer, uint32_t incarnation);
-/* Watches the process of a peer on this host: the peer is lost when the process dies. Rate control knows from now on
- * that more than one process sends through this host's interfaces. */
+/* Watches the process of a peer on this host: the peer is lost when the process dies. */
 int cl_engine_watch_process(cl_engine *engine, uint16_t peer, int32_t pid);
+/* The descriptor of this process's meter, which tells the bytes that it has sent. The engine owns it. */
+int cl_engine_meter(cl_engine *engine);
+/* Reads the meter of a watched peer from now on, a descriptor of its process: the processes of a host share its
+ * interfaces by their meters. CL_EINVAL for a peer that is not watched; CL_ESYSTEM: its process has no such meter. */
+int cl_engine_read_meter(cl_engine *engine, uint16_t peer, int32_t fd);
 
 struct cl_engine_stats {
     uint64_t packets_sent, packets_received, payload_bytes_sent, payload_bytes_received;

@@ -131,10 +131,15 @@ int cl_endpoint_credit_peer(struct cl_endpoint *endpoint, uint16_t peer, uint32_
     return CL_OK;
 }
 
-void cl_endpoint_share(struct cl_endpoint *endpoint)
+struct cl_told cl_endpoint_tell(const struct cl_endpoint *endpoint, uint32_t interface)
 {
-    for (int i = 0; i < CL_PEER_PATHS_MAX; i++)
-        cl_congestion_nic_share(&endpoint->nics.list[i].congestion);
+    return cl_congestion_nic_tell(&endpoint->nics.list[interface].congestion);
+}
+
+void cl_endpoint_hear(struct cl_endpoint *endpoint, uint32_t interface, uint32_t neighbour, const struct cl_told *told,
+                      uint64_t now_us)
+{
+    cl_congestion_nic_hear(&endpoint->nics.list[interface].congestion, neighbour, told, now_us);
 }
 
 int cl_endpoint_bind_peer(struct cl_endpoint *endpoint, uint16_t peer, const uint32_t *ports)

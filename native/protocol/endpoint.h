@@ -67,8 +67,12 @@ int cl_endpoint_pause(struct cl_endpoint *endpoint, uint16_t peer, uint32_t path
  * many bytes of each message. CL_EINVAL for an unknown peer. */
 int cl_endpoint_credit_peer(struct cl_endpoint *endpoint, uint16_t peer, uint32_t unscheduled_bytes);
 
-/* Other ranks of this host send through the same interfaces, from now on. */
-void cl_endpoint_share(struct cl_endpoint *endpoint);
+/* What this process knows of interface 0 to 7, for the others of this host. */
+struct cl_told cl_endpoint_tell(const struct cl_endpoint *endpoint, uint32_t interface);
+/* What another process of this host, a number from 0 to CL_NEIGHBOURS_MAX - 1, knows of it: to be called before each
+ * cl_endpoint_send, with all of them. The processes share the interface by this. */
+void cl_endpoint_hear(struct cl_endpoint *endpoint, uint32_t interface, uint32_t neighbour, const struct cl_told *told,
+                      uint64_t now_us);
 
 /* Gives this process and the peer a key of their own, to be used instead of the job's; before their first packet.
  * CL_EINVAL for an unknown peer. */

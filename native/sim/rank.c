@@ -151,9 +151,24 @@ static void see_deaths(void *context)
     }
 }
 
+/* What the meters of the host's other ranks tell. */
+static void read_meters(struct sim_rank *rank)
+{
+    const struct sim_world *world = rank->world;
+    uint64_t at_us = sim_driver_now_us(&rank->driver);
+    for (uint32_t i = 0; i < rank->neighbour_count; i++) {
+        const struct sim_rank *other = &world->ranks[rank->neighbours[i]];
+        for (uint32_t path = 0; !other->driver.dead && path < world->scenario->paths; path++) {
+            struct cl_told told = cl_endpoint_tell(other->endpoint, path);
+            cl_endpoint_hear(rank->endpoint, path, i, &told, at_us);
+        }
+    }
+}
+
 static bool send_packets(void *context)
 {
     struct sim_rank *rank = context;
+    read_meters(rank);
     uint64_t emitted = rank->driver.emitted;
     rank->queue_classes = rank->endpoint->queue.classes;
     rank->queue_packets = rank->endpoint->queue.packets;
@@ -280,7 +295,7 @@ static void add_peers(struct sim_rank *rank)
     }
     for (uint16_t i = 0; i < scenario->world; i++)
         if (i != rank->id && scenario->host_of[i] == rank->host)
-            cl_endpoint_share(rank->endpoint);
+            rank->neighbours[rank->neighbour_count++] = i;
     for (uint16_t i = 0; i < scenario->world; i++)
         if (wanted[i] && i != rank->id &&
             (cl_endpoint_add_peer(rank->endpoint, i, (uint16_t)scenario->paths, NULL) != CL_OK ||
@@ -299,6 +314,7 @@ void sim_rank_init(struct sim_rank *rank, struct sim_world *world, uint16_t id)
                                        .pool = &world->network.medium.pool,
                                        .tick_ns = 1000,
                                        .batch_capacity = scenario->world > SIM_BATCH ? SIM_BATCH / 8 : SIM_BATCH};
+    rank->neighbours = sim_new(scenario->world, sizeof *rank->neighbours);
     rank->members = sim_new(scenario->group_count, sizeof *rank->members);
     rank->operations = sim_new(scenario->call_count, sizeof *rank->operations);
     struct cl_endpoint_config config = {.auth = scenario->auth,
@@ -339,6 +355,7 @@ void sim_rank_free(struct sim_rank *rank)
         cl_group_free(group);
     sim_driver_close(&rank->driver);
     free(rank->specimen);
+    free(rank->neighbours);
     free(rank->members);
     free(rank->operations);
 }

@@ -44,6 +44,8 @@ struct sim_rank {
     struct cl_nap nap;
     uint64_t naps_until_ns; /* packets that come before wait until then */
     struct cl_endpoint *endpoint;
+    uint16_t *neighbours; /* the other ranks of its host */
+    uint32_t neighbour_count;
 
     bool busy;              /* in the latest turn an operation used up its budget */
     uint32_t spins;         /* turns in a row with nothing to do that want the next one at once */

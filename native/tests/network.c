@@ -54,9 +54,23 @@ bool network_sees(const struct network *network, uint32_t host, uint16_t peer)
 
 /* ---- hosts ---- */
 
+/* What the meters of the other endpoints on its host tell. */
+static void read_meters(const struct network_host *host)
+{
+    const struct network *network = host->network;
+    uint32_t self = (uint32_t)(host - network->hosts), first = self - self % network->ranks;
+    for (uint32_t i = first; i < first + network->ranks && i < network->host_count; i++)
+        for (uint32_t path = 0; i != self && path < network->links.paths; path++) {
+            struct cl_told told = cl_endpoint_tell(network->hosts[i].endpoint, path);
+            cl_endpoint_hear(host->endpoint, path, i - first, &told, sim_driver_now_us(&host->driver));
+        }
+}
+
 static void turn(struct sim_driver *driver)
 {
-    struct network *network = ((struct network_host *)(void *)driver)->network; /* the driver is its first member */
+    const struct network_host *host = (struct network_host *)(void *)driver; /* the driver is its first member */
+    struct network *network = host->network;
+    read_meters(host);
     sim_driver_turn(driver);
     if (network->sleep_ns > 0)
         sim_driver_sleep(driver, network->clock.now_ns + sim_random_below(&network->random, network->sleep_ns));
@@ -93,7 +107,8 @@ static bool emit(struct sim_driver *driver, const struct cl_datagram *datagram)
     if (network->full[from] >> datagram->path & 1)
         return false;
     if (network->drops == NULL || !network->drops(network, from, datagram))
-        sim_network_send(&network->links, network_datagram(network, from, datagram), from, datagram->peer);
+        sim_network_send(&network->links, network_datagram(network, from, datagram), from / network->ranks,
+                         datagram->peer / network->ranks);
     return true;
 }
 
@@ -204,6 +219,7 @@ struct network *network_new_with(const char *rate_control, uint32_t hosts, uint1
 {
     struct network *network = calloc(1, sizeof(*network));
     network->host_count = hosts;
+    network->ranks = 1;
     network->clock.now_ns = 5000000000; /* clocks do not start at 0 */
     network->trace.clock = &network->clock;
     network->random = sim_random_seeded(seed, 0);

@@ -1,7 +1,7 @@
 /*
  * Network: endpoints on the simulator's network (sim/network.h), for tests of the protocol in virtual time: one host
- * per endpoint, one interface per path. Tests set rates, buffers, noise and failures on the links. Deterministic: a
- * seed determines a run.
+ * per endpoint unless they move together, one interface per path. Tests set rates, buffers, noise and failures on the
+ * links. Deterministic: a seed determines a run.
  */
 #pragma once
 
@@ -39,6 +39,7 @@ struct network {
     struct sim_random random;
     uint32_t host_count;
     struct network_host hosts[NETWORK_ENDPOINTS_MAX];
+    uint32_t ranks;                       /* endpoints per host: 1 at first; host h has the links of number h */
     uint64_t sleep_ns;                    /* hosts sleep up to that long after each turn */
     uint32_t full[NETWORK_ENDPOINTS_MAX]; /* by host: a bit per path whose port takes no datagram */
     /* It is called with each datagram that is to leave; true: it is lost. */

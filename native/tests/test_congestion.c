@@ -87,31 +87,63 @@ TEST(test_a_contest_that_is_undone)
     CHECK_EQ(cl_congestion_report(&congestion).window_bytes, window);
 }
 
-/* How long a queue has to stay before it begins a contest, in microseconds. */
-static uint64_t contest_us(bool shared)
+/* How long a queue has to stay before it begins a contest, in microseconds, where another process of the host sends
+ * something every so often; 0: never. */
+static uint64_t contest_us(uint64_t others_us)
 {
     enum { BYTES = 1472, START_US = 10000000, MOST_US = 10000000, GAP_US = 100, FULL_US = 50000 };
     struct cl_congestion_nic nic;
     struct cl_congestion congestion;
     cl_congestion_nic_init(&nic, cl_congestion_find(NULL), BYTES);
     cl_congestion_init(&congestion, &nic, BYTES);
-    if (shared)
-        cl_congestion_nic_share(&nic);
     uint64_t past_us = 0;
+    struct cl_told told = {0};
+    cl_congestion_nic_hear(&nic, 0, &told, START_US - 1);
     while (!cl_congestion_is_contested(&congestion) && past_us < MOST_US) {
+        told.bytes += others_us > 0 && past_us % others_us == 0;
+        cl_congestion_nic_hear(&nic, 0, &told, START_US + past_us);
         acknowledge(&congestion, past_us / GAP_US, FULL_US, START_US + past_us);
         past_us += GAP_US;
     }
     return past_us;
 }
 
-/* The queue may be that of other ranks of this host, which need some time to find their shares of the link. But a
- * neighbour that stays begins a contest there, too. */
-TEST(test_ranks_of_a_host_wait_longer_for_a_contest)
+/* Processes of a host that begin or end have a queue together for a while. But a flow of others that stays begins a
+ * contest there, too. */
+TEST(test_processes_of_a_host_wait_longer_for_a_contest)
 {
-    uint64_t alone_us = contest_us(false), shared_us = contest_us(true);
-    CHECK(alone_us > 0 && shared_us >= 3 * alone_us);
-    CHECK(shared_us < 1000000);
+    uint64_t alone_us = contest_us(0), others_us = contest_us(1000);
+    CHECK(alone_us > 0 && others_us >= 3 * alone_us);
+    CHECK(others_us < 1000000);
+    CHECK(contest_us(50000) < 1000000); /* they come and go */
+}
+
+/* What a process tells of an interface: what has left, and the link's rate once it knows it. */
+TEST(test_processes_of_a_host_tell_each_other)
+{
+    enum { BYTES = 1472, ON_WIRE = BYTES + CL_CONGESTION_OVERHEAD_BYTES };
+    struct cl_congestion_nic nic, other;
+    struct cl_congestion congestion;
+    cl_congestion_nic_init(&nic, cl_congestion_find(NULL), BYTES);
+    cl_congestion_init(&congestion, &nic, BYTES);
+    CHECK_EQ(cl_congestion_nic_tell(&nic).bytes, 0);
+    for (uint64_t i = 0; i < 100; i++)
+        acknowledge(&congestion, i, i > 10 ? 2000 : 0, 1000000 + 60 * i);
+    struct cl_told told = cl_congestion_nic_tell(&nic);
+    CHECK_EQ(told.bytes, 100 * ON_WIRE);
+    CHECK_EQ(told.lost, 0);
+    CHECK(told.capacity > 0 && told.depth_us > 0);
+    cl_congestion_lost(&congestion, 3);
+    CHECK_EQ(cl_congestion_nic_tell(&nic).lost, 3 * ON_WIRE);
+    cl_congestion_nic_init(&other, cl_congestion_find(NULL), BYTES); /* it need not search for the rate */
+    CHECK_EQ(cl_congestion_nic_tell(&other).capacity, 0);
+    cl_congestion_nic_hear(&other, 0, &told, 1000000);
+    CHECK_EQ(cl_congestion_nic_tell(&other).capacity, told.capacity);
+    CHECK_EQ(cl_congestion_nic_tell(&other).bytes, 0);
+    const char *const fixed = "fixed";
+    cl_congestion_nic_init(&other, cl_congestion_find(fixed), BYTES);
+    cl_congestion_nic_hear(&other, 0, &told, 1000000);
+    CHECK_EQ(cl_congestion_nic_tell(&other).capacity, 0);
 }
 
 /* An acknowledgement without timing, as of a late packet, does not end the pacing of a long path. */

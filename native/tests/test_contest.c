@@ -7,7 +7,7 @@ enum { BYTES = 1500, ROUND_PACKETS = 100, ROUND_US = 1000, KEPT_US = 500 };
 static struct cl_contest contest;
 static uint64_t number, now_us;
 static uint32_t senders, at_once, host_us, mark_every; /* 0: no switch marks packets */
-static bool has_others;
+static uint32_t ranks;
 static struct cl_loss_trial trial;
 
 static void start(void)
@@ -16,7 +16,7 @@ static void start(void)
     now_us = 1000000;
     senders = at_once = 1;
     host_us = mark_every = 0;
-    has_others = false;
+    ranks = 1;
     trial = (struct cl_loss_trial){0};
     cl_contest_init(&contest, BYTES);
 }
@@ -34,7 +34,7 @@ static enum cl_contest_news round_trip(uint32_t queue_us, uint32_t step_us, uint
                                            .next = number + ROUND_PACKETS,
                                            .senders = senders,
                                            .alone = senders == 1,
-                                           .shared = has_others,
+                                           .ranks = ranks,
                                            .limited = true,
                                            .trial = &trial,
                                            .timed = true,
@@ -105,6 +105,20 @@ TEST(test_senders_share_a_window)
     CHECK((int)contest.cubic.window >= 4 * ROUND_PACKETS);
     uint64_t window = cl_contest_window(&contest);
     senders = 2;
+    round_trip(2000, 0, UINT32_MAX);
+    CHECK(cl_contest_window(&contest) > 19 * window / 10);
+}
+
+/* So do the ranks of this host. */
+TEST(test_ranks_share_a_window)
+{
+    start();
+    ranks = 4;
+    CHECK_EQ(rounds(30, 2000), CL_CONTEST_NONE);
+    CHECK_EQ(rounds(60, 2000), CL_CONTEST_BEGAN);
+    CHECK((int)contest.cubic.window >= 4 * ROUND_PACKETS);
+    uint64_t window = cl_contest_window(&contest);
+    ranks = 2;
     round_trip(2000, 0, UINT32_MAX);
     CHECK(cl_contest_window(&contest) > 19 * window / 10);
 }
@@ -293,7 +307,7 @@ TEST(test_a_trial_beside_other_ranks)
 {
     for (uint32_t queue_us = KEPT_US / 2; queue_us <= 4 * KEPT_US; queue_us *= 2) {
         start();
-        has_others = true;
+        ranks = 2;
         rounds(5, queue_us);
         round_trip(queue_us, 1, 50);
         trial = (struct cl_loss_trial){

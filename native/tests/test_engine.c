@@ -450,10 +450,8 @@ TEST(test_open_and_close)
         CHECK_EQ(cl_engine_open(&options, &engine), CL_OK);
         if (cycle % 4 < 2) {
             CHECK_EQ(cl_engine_identify(engine, 1, KEY, 0, 0), CL_OK);
-            const struct cl_endpoint *endpoint = engine->endpoint;
-            CHECK(!endpoint->nics.list[0].congestion.control.shared);
             CHECK_EQ(cl_engine_watch_process(engine, 1, getpid()), CL_OK);
-            CHECK(endpoint->nics.list[0].congestion.control.shared); /* the process sends through the interface, too */
+            CHECK_EQ(cl_engine_read_meter(engine, 1, cl_engine_meter(engine)), CL_OK);
         }
         struct world one = {.size = 1, .engines = {engine}};
         struct cl_group_options group = group_options(&one, 1, 0, -1);

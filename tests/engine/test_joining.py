@@ -52,6 +52,15 @@ def test_engines_leave_nothing_behind() -> None:
     assert open_descriptors() == before
 
 
+def test_a_meter_that_is_none_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    with World([(0, 1), (2,)], "udp") as world:
+        world.descriptions[1] |= {"meter": world.descriptions[1]["meter"] + 1000}
+        with world.open_group() as team:
+            assert world.on_each(lambda rank: float(run(team[rank])[0])) == [6.0, 6.0, 6.0]
+    assert [text for text in caplog.messages if "meter of rank 1" in text and "its queue alone" in text]
+    assert "meter of rank 0" not in caplog.text
+
+
 def test_without_shared_memory_the_network_serves(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -183,6 +192,7 @@ def test_a_lost_peer_is_met_again_in_a_new_group() -> None:
         ("peer", 1 << 16),
         ("pid", 0),
         ("bell", "b" * 32),
+        ("meter", -1),
         ("shm", None),
         ("ports", [{"address": "127.0.0.2"}]),
         ("ports", [None]),

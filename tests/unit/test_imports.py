@@ -119,7 +119,7 @@ MAY_INCLUDE = {
 # What other folders may know of native/congestion/, so that another rate control can take its place.
 OF_CONGESTION = {"congestion/congestion.h", "congestion/class.h"}
 INSIDE_CONGESTION = re.compile(
-    r"\bcongestion(?:\.|->)\w+|\bcl_(?:active_set|cc|contest|cubic|delay|egress|fixed|ingress|loss_trial|pacer|peak)\w*"
+    r"\bcongestion(?:\.|->)\w+|\bcl_(?:active_set|cc|contest|cubic|delay|egress|fixed|ingress|loss_trial|neighbours|pacer|peak)\w*"
 )
 WITHOUT_IO = {"group", "plan", "protocol", "congestion", "kernels"}  # time, sockets and threads come from outside
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)

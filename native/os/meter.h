@@ -1,0 +1,34 @@
+/*
+ * Meter: what this process has sent through each of its interfaces, and what it knows of their links, in a page of
+ * memory that the other processes of the host read. An interface is known by a number made of its address, which is the
+ * same in all of them.
+ *
+ * The page is an anonymous memory file, which others open through /proc (cl_host_open).
+ */
+#pragma once
+
+#include <stdatomic.h>
+#include <stdint.h>
+
+enum { CL_METER_INTERFACES = 8 };
+
+/* One interface, on a cache line of its own. */
+struct cl_meter_line {
+    _Alignas(64) _Atomic uint64_t key; /* 0: none */
+    _Atomic uint64_t bytes, lost, capacity;
+    _Atomic uint32_t depth_us;
+};
+
+struct cl_meter {
+    struct cl_meter_line *lines; /* NULL: not open */
+    int fd;
+};
+
+/* An error leaves the meter as it is, without lines. */
+int cl_meter_open(struct cl_meter *meter);
+/* Maps the page behind a descriptor of another process. CL_ESYSTEM: it is gone, or is none. */
+int cl_meter_read(int32_t pid, int32_t fd, struct cl_meter *meter);
+void cl_meter_close(struct cl_meter *meter);
+
+/* The number of the interface that has this address. */
+uint64_t cl_meter_key(const char *address);

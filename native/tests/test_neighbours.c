@@ -1,0 +1,234 @@
+/* Neighbours by themselves, and their purpose: ranks of a host that share its interface, in virtual time, alone and
+ * beside TCP. */
+#include "congestion/neighbours.h"
+
+#include "congestion/congestion.h"
+#include "protocol/endpoint.h"
+#include "protocol/endpoint_state.h"
+#include "tests/check.h"
+#include "tests/network.h"
+#include "tests/tcp.h"
+
+enum { EVERY_US = 1000 };
+
+static const double CAPACITY = 1e7;
+
+static uint64_t hear(struct cl_neighbours *neighbours, uint32_t neighbour, uint64_t bytes, uint64_t now_us)
+{
+    return cl_neighbours_hear(neighbours, neighbour, &(struct cl_told){.bytes = bytes}, now_us).sent;
+}
+
+/* Tells of some time in which the neighbours send at these rates, in bytes per second. Returns its end. */
+static uint64_t pass(struct cl_neighbours *neighbours, const double *rates, uint32_t count, uint64_t from_us)
+{
+    enum { ROUNDS = 20 };
+    uint64_t now_us = from_us;
+    for (int i = 0; i < ROUNDS; i++) {
+        now_us += EVERY_US;
+        for (uint32_t j = 0; j < count; j++) {
+            uint64_t more = (uint64_t)(rates[j] * EVERY_US / 1e6);
+            CHECK_EQ(hear(neighbours, j, neighbours->list[j].told.bytes + more, now_us), more);
+        }
+        cl_neighbours_judge(neighbours, CAPACITY, EVERY_US, now_us);
+    }
+    return now_us;
+}
+
+/* A part of the interface. */
+static double share(const struct cl_neighbours *neighbours)
+{
+    return cl_neighbours_leave(neighbours, CAPACITY) / CAPACITY;
+}
+
+static bool about(double is, double should)
+{
+    return is > 0.99 * should && is < 1.01 * should;
+}
+
+TEST(test_shares)
+{
+    static const struct {
+        double rates[3];
+        double share;
+    } CASES[] = {
+        {{0, 0, 0}, 1},                           /* nobody sends */
+        {{5e6, 0, 0}, 0.5},                       /* it would take more */
+        {{4e6, 0, 0}, 0.5},                       /* it uses its share, as far as one can measure */
+        {{3e6, 0, 0}, 0.7},                       /* it does not */
+        {{0.1e6, 0, 0}, 0.99},                    /* acknowledgements */
+        {{2.5e6, 2.5e6, 2.5e6}, 0.25},            /* all want more */
+        {{0.1e6, 3.3e6, 3.3e6}, 0.25 + 0.24 / 3}, /* what the first one leaves is for three */
+        {{0.1e6, 0.1e6, 0.1e6}, 0.97},
+    };
+    for (size_t i = 0; i < sizeof CASES / sizeof *CASES; i++) {
+        struct cl_neighbours neighbours;
+        cl_neighbours_init(&neighbours);
+        for (uint32_t j = 0; j < 3; j++) /* what they sent before does not count */
+            CHECK_EQ(hear(&neighbours, j, 5000000 * (3 - j), 1000000), 0);
+        CHECK(share(&neighbours) == 1);
+        uint64_t now_us = pass(&neighbours, CASES[i].rates, 3, 1000000);
+        CHECK(about(share(&neighbours), CASES[i].share));
+        pass(&neighbours, (double[]){0, 0, 0}, 3, now_us + 50000);
+        CHECK(share(&neighbours) == 1); /* they have stopped */
+    }
+}
+
+/* One that begins has its share at once, before its rate is known, and room for its burst a while after its end. */
+TEST(test_one_begins)
+{
+    struct cl_neighbours neighbours;
+    cl_neighbours_init(&neighbours);
+    hear(&neighbours, 0, 1, 1000000);
+    CHECK(cl_neighbours_spare(&neighbours) == 1);
+    hear(&neighbours, 0, 2, 1000001);
+    CHECK(share(&neighbours) == 0.5);
+    uint64_t now_us = pass(&neighbours, (double[]){1e6}, 1, 1000001);
+    CHECK(about(share(&neighbours), 0.9) && cl_neighbours_spare(&neighbours) == 0.5);
+    now_us = pass(&neighbours, (double[]){0}, 1, now_us + 500000);
+    CHECK(share(&neighbours) == 1 && cl_neighbours_spare(&neighbours) == 0.5);
+    hear(&neighbours, 0, neighbours.list[0].told.bytes + 1, now_us);
+    CHECK(share(&neighbours) == 0.5);
+    pass(&neighbours, (double[]){0}, 1, now_us + 2000000);
+    CHECK(cl_neighbours_spare(&neighbours) == 1);
+}
+
+/* Another process has the number now: what it sent before it was known does not count. */
+TEST(test_another_process)
+{
+    struct cl_neighbours neighbours;
+    cl_neighbours_init(&neighbours);
+    hear(&neighbours, 0, 1000, 1);
+    CHECK_EQ(hear(&neighbours, 0, 10, 2), 0);
+    CHECK_EQ(hear(&neighbours, 0, 15, 3), 5);
+    CHECK_EQ(hear(&neighbours, CL_NEIGHBOURS_MAX, 15, 3), 0); /* there is no such number */
+}
+
+/* ---- whole endpoints ---- */
+
+enum { RANKS_MOST = 4, MIB = 1 << 20, MESSAGE_BYTES = 8 * MIB, WIRE_BYTES = 1514, PAYLOAD_BYTES = 1432 };
+
+static uint8_t data[MESSAGE_BYTES], target[MESSAGE_BYTES];
+
+/* Two hosts. Rank i of the first one sends to rank i of the second one. */
+static struct network *pair(uint32_t ranks, double mbit, uint64_t delay_us, uint64_t seed)
+{
+    struct network *network = network_new(2 * ranks, 1, mbit, 256, 64 << 20, seed);
+    network->ranks = ranks;
+    network_set_delay(network, delay_us);
+    return network;
+}
+
+static void post(struct network *network, uint32_t rank, uint32_t number)
+{
+    uint16_t from = (uint16_t)rank, to = (uint16_t)(network->ranks + rank);
+    network_post(network,
+                 (struct network_message){from, to, {1, number, 0}, data, target, MESSAGE_BYTES, {.priority = 4}});
+}
+
+static bool is_contested(const struct network *network, uint32_t rank)
+{
+    const struct cl_peer *peer = network->hosts[rank].endpoint->peers.list[network->ranks + rank];
+    return cl_congestion_is_contested(&peer->paths[0].congestion);
+}
+
+/* They meet one after the other, while no queue is there. */
+static void meet(struct network *network)
+{
+    for (uint32_t i = 0; i < network->ranks; i++) {
+        cl_endpoint_ping(network->hosts[i].endpoint, (uint16_t)(network->ranks + i));
+        network_wake(network, i);
+        network_run_until(network, network_now_us(network) + 100000);
+    }
+}
+
+struct place {
+    double mbit;
+    uint64_t delay_us, sleep_us;
+    double most; /* times the ideal time */
+};
+
+/* One message per rank, all at the same time, or the last rank's so much later. Returns how often as long they take
+ * from then on as the link needs for what is left. */
+static double times_ideal(uint32_t ranks, const struct place *place, uint64_t late_us)
+{
+    enum { WARM = 3, ROUNDS = 5, PAUSE_US = 50000 };
+    struct network *network = pair(ranks, place->mbit, place->delay_us, 1);
+    network->sleep_ns = place->sleep_us * 1000;
+    meet(network);
+    double message_us = (double)MESSAGE_BYTES / PAYLOAD_BYTES * WIRE_BYTES * 8 / place->mbit, took_us = 0;
+    for (uint32_t round = 0; round < WARM + ROUNDS; round++) {
+        uint64_t from_us = network_now_us(network);
+        for (uint32_t i = 0; i + 1 < ranks; i++)
+            post(network, i, round);
+        network_run_until(network, from_us + late_us);
+        post(network, ranks - 1, round);
+        CHECK(network_run_completions(network, round + 1, from_us + 60000000));
+        for (uint32_t i = 0; i < ranks; i++)
+            CHECK(!is_contested(network, i));
+        if (round >= WARM)
+            took_us += (double)(network_now_us(network) - from_us) / ROUNDS;
+        network_run_until(network, network_now_us(network) + PAUSE_US);
+    }
+    network_free(network);
+    return took_us / (ranks * message_us);
+}
+
+TEST(test_ranks_fill_their_link)
+{
+    static const struct place PLACES[] = {
+        {200, 100, 0, 1.02},  {200, 100, 1000, 1.02},  {200, 10000, 0, 1.06},
+        {1000, 100, 0, 1.03}, {1000, 1000, 200, 1.06},
+    };
+    for (size_t i = 0; i < sizeof PLACES / sizeof *PLACES; i++)
+        for (uint32_t ranks = 2; ranks <= RANKS_MOST; ranks *= 2) {
+            double together = times_ideal(ranks, &PLACES[i], 0), late = times_ideal(ranks, &PLACES[i], 20000);
+            printf("   %4.0f Mbit/s, %4.1f ms, sleep %4u us, %u ranks: %.3f times the ideal, %.3f with a late one\n",
+                   PLACES[i].mbit, (double)PLACES[i].delay_us / 500, (unsigned)PLACES[i].sleep_us, ranks, together,
+                   late);
+            CHECK(together < PLACES[i].most && late < PLACES[i].most);
+        }
+}
+
+/* The ranks of a host take together what one takes, and equal parts of it. */
+TEST(test_ranks_beside_tcp)
+{
+    enum { AHEAD = 2, US = 8000000, SEEDS = 3, MBIT = 200, DELAY_US = 100 };
+    static const double PERCENT = (double)MBIT * US / 8 / WIRE_BYTES / 100; /* packets */
+    for (uint32_t ranks = 1; ranks <= RANKS_MOST; ranks *= 2) {
+        double sum = 0;
+        for (uint64_t seed = 1; seed <= SEEDS; seed++) {
+            struct network *network = pair(ranks, MBIT, DELAY_US, seed);
+            uint32_t posted[RANKS_MOST] = {0};
+            uint64_t begun_us = network_now_us(network), joined_us = begun_us + 93000 + 7000 * seed;
+            uint64_t warm_us = joined_us + US / 4, end_us = warm_us + US, before[RANKS_MOST] = {0};
+            struct tcp *tcp = NULL;
+            for (uint64_t now_us = begun_us; now_us < end_us; now_us += 1000) {
+                for (uint32_t i = 0; i < ranks; i++) {
+                    const struct network_host *to = &network->hosts[ranks + i];
+                    for (; posted[i] < to->completed + AHEAD; posted[i]++)
+                        post(network, i, posted[i]);
+                    if (now_us <= warm_us)
+                        before[i] = cl_endpoint_stats(to->endpoint)->payload_bytes_received;
+                }
+                if (now_us >= joined_us && tcp == NULL)
+                    tcp = tcp_new(network, TCP_CUBIC, 2 * DELAY_US);
+                network_run_until(network, now_us + 1000);
+            }
+            printf("   %u ranks, seed %u:", ranks, (unsigned)seed);
+            double all = 0, least = 100;
+            for (uint32_t i = 0; i < ranks; i++) {
+                uint64_t bytes = cl_endpoint_stats(network->hosts[ranks + i].endpoint)->payload_bytes_received;
+                double part = (double)(bytes - before[i]) / PAYLOAD_BYTES / PERCENT;
+                all += part;
+                least = part < least ? part : least;
+                printf(" %.0f", part);
+            }
+            printf(" %%\n");
+            CHECK(least * ranks > all / 2);
+            sum += all / SEEDS;
+            network_free(network);
+            tcp_free(tcp);
+        }
+        CHECK(sum > 35 && sum < 65);
+    }
+}
