@@ -115,6 +115,17 @@ CASES = {
         for size_kib in (4, 64, 256)
     },
     **{
+        name: emulated(
+            f"200 Mbit/s, {text}", name.replace("-", "_"), iters=8, size_kib=16384, ranks="2 hosts of 2 ranks"
+        )
+        for name, text in (
+            ("pair-near", "round trips of 0.2 ms"),
+            ("pair-far", "round trips of 100 ms"),
+            ("pair-tcp", "beside TCP"),
+            ("pair-shallow", "round trips of 4 ms, buffers of 24 packets"),
+        )
+    },
+    **{
         f"wan-scatter-{size_kib}K": Case(
             f"reduce-scatter of {size_kib} KiB, 4 hosts, 50 Mbit/s, 0.1 % loss, round trips of 40 ms",
             "reduce_scatter",
