@@ -18,7 +18,7 @@ from .members import Members
 PEERS_MAX = 65535
 """Processes of a job, as packets number them (`CL_PEERS_MAX`)."""
 
-FORMAT = 3
+FORMAT = 4
 """Number of the description and of the steps that follow it at the start of a group; raised with each change."""
 
 _BELL_BYTES = 31
@@ -59,7 +59,7 @@ _FIELDS: dict[str, Callable[[Any], bool]] = {
     "pid": _whole(1, (1 << 31) - 1),
     "life": _text(64),
     "bell": _text(_BELL_BYTES),
-    "meter": _whole(0, (1 << 31) - 1),
+    "meter": _whole(-1, (1 << 31) - 1),
     "ports": lambda value: isinstance(value, list),
     "packet_bytes": lambda value: _whole(8, 65535)(value) and value % 8 == 0,
 }

@@ -199,7 +199,7 @@ def _watch(engine: Engine, members: Members, other: int, peer: dict[str, Any]) -
             members.name(other),
             peer["pid"],
         )
-    elif lib.cl_engine_read_meter(engine.raw, peer["peer"], peer["meter"]) != 0:
+    elif peer["meter"] >= 0 and lib.cl_engine_read_meter(engine.raw, peer["peer"], peer["meter"]) != 0:
         log.warning(
             "%s: cannot read the meter of %s, process %d; its share of this host's interfaces shows by its queue alone",
             members.who,

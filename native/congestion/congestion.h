@@ -79,6 +79,12 @@ static inline void cl_congestion_nic_hear(struct cl_congestion_nic *nic, uint32_
     nic->control.type->nic_hear(&nic->control, neighbour, told, now_us);
 }
 
+/* All of them have been heard. */
+static inline void cl_congestion_nic_heard(struct cl_congestion_nic *nic, uint64_t now_us)
+{
+    nic->control.type->nic_heard(&nic->control, now_us);
+}
+
 /* Packets were acknowledged, at least one. */
 static inline void cl_congestion_acknowledged(struct cl_congestion *congestion, const struct cl_congestion_ack *ack,
                                               uint64_t now_us)

@@ -293,7 +293,7 @@ enum cl_contest_news cl_contest_on_acked(struct cl_contest *contest, const struc
     contest->next = sample->next;
     contest->alone = sample->alone;
     contest->ranks = sample->ranks > 1 ? sample->ranks : 1;
-    contest->senders = (sample->senders > 1 ? sample->senders : 1) * contest->ranks;
+    contest->senders = sample->senders > contest->ranks ? sample->senders : contest->ranks;
     count_acked(contest, sample->packets);
     if (contest->trial.trial && sample->largest >= contest->tried_from)
         cl_loss_trial_count(&contest->trial, sample->packets, 0);

@@ -10,6 +10,8 @@
  *    usual: a buffer that is too short for the queue that the control keeps overflows. Packets that a link loses by
  *    chance are lost at any length of the queue;
  *  - on such a path, as part of a loss trial (loss_trial.h). If the link causes the losses, nothing changes.
+ * Where several ranks of this host send through the interface, they have a queue together while one begins or ends. So
+ * a queue has to stay longer, and a trial begins no contest where the buffer is long enough to show the queue of TCP.
  * Where several hosts send to a port, their own bursts overflow short buffers, and losses begin no contest. Where
  * switches mark packets (ECN), they tell all flows that a queue is too long, and the rest of the control heeds them: in
  * a round trip with a mark the queue begins no contest, and a mark ends one.
@@ -36,7 +38,7 @@ struct cl_contest_sample {
     uint64_t largest; /* largest packet number acknowledged */
     uint64_t next;    /* the next packet number to be sent */
     uint32_t senders; /* hosts that send to the receiver's port; 0: unknown */
-    uint32_t ranks;   /* of this host that sent through the interface lately */
+    uint32_t ranks;   /* this process, and those of this host that sent through its interface lately */
     bool alone;       /* the path shares neither its interface nor the receiver's port with another one that it sees */
     bool limited;     /* the window kept the sender from sending more */
     const struct cl_loss_trial *trial; /* of the interface or the path: that which goes on, if one does */
@@ -65,7 +67,7 @@ struct cl_contest {
     uint64_t recover;       /* no second cut before this number is acknowledged */
     bool alone;             /* as in the last sample */
     uint32_t ranks;         /* at least 1 */
-    uint32_t senders;       /* the same: hosts, times the ranks of this one */
+    uint32_t senders;       /* to the port, or through the interface: those that have the window together */
     uint64_t largest, next; /* of the last sample */
     uint64_t acked_us;      /* when it came */
     uint32_t queue_us, base_us, kept_us;

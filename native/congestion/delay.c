@@ -1,6 +1,9 @@
 #include "congestion/delay.h"
 
-enum { CROWD_US = 1000000 /* hosts that sent to the peer so long ago may do so again */ };
+enum {
+    CROWD_US = 1000000, /* hosts that sent to the peer so long ago may do so again */
+    BURST_PACKETS = 8,  /* of another rank of this host, in the queue of the interface */
+};
 
 static struct cl_delay_nic *nic_of(const struct cl_rate_control *control)
 {
@@ -55,6 +58,11 @@ static void sent(struct cl_rate_control *control, uint8_t class, uint8_t first_c
     cl_active_set_see(&egress->receivers, &delay->receiver, now_us);
 }
 
+static void nic_heard(struct cl_rate_control_nic *nic, uint64_t now_us)
+{
+    cl_egress_heard(&((struct cl_delay_nic *)(void *)nic)->egress, now_us); /* its first member */
+}
+
 static struct cl_told nic_tell(const struct cl_rate_control_nic *nic)
 {
     return cl_egress_tell(&((const struct cl_delay_nic *)(const void *)nic)->egress); /* its first member */
@@ -77,15 +85,15 @@ static bool is_alone(const struct cl_delay *delay, uint64_t now_us)
 }
 
 /* The queue that this job keeps on purpose. Where paths share an interface or a port, their windows keep some as well.
- * Those of other ranks of this host do not count: their queue drains from time to time, and so long a queue could be
- * that of TCP.
+ * Other ranks of this host keep no windows' queue beyond the common target, but each may have a burst there.
  * Urgent packets shorten the target at once, but not the queue, which takes its time to drain: the usual target counts.
  */
 static uint32_t kept_us(const struct cl_delay *delay, uint64_t now_us)
 {
     struct cl_egress *egress = &nic_of(&delay->control)->egress;
     uint32_t beyond_us = cl_cc_target_us(&delay->cc, (uint32_t)cl_egress_packet_us(egress));
-    return (uint32_t)cl_egress_target_us(egress) + (is_alone(delay, now_us) ? 0 : beyond_us);
+    double bursts_us = egress->neighbours.recent * BURST_PACKETS * cl_egress_packet_us(egress);
+    return (uint32_t)(cl_egress_target_us(egress) + bursts_us) + (is_alone(delay, now_us) ? 0 : beyond_us);
 }
 
 /* Does another flow fill the queue? Traffic that yields does not ask: it has a window of its own. */
@@ -138,7 +146,7 @@ static void acknowledged(struct cl_rate_control *control, const struct cl_conges
                                   .limited = ack->limited};
     /* a share of the port that this interface does not carry would only fill its own queue */
     if (ack->port_senders > 0)
-        sample.share = lesser((uint64_t)ack->port_rate * 1000 / ack->port_senders, (uint64_t)egress->capacity);
+        sample.share = lesser((uint64_t)ack->port_rate * 1000 / ack->port_senders, (uint64_t)cl_egress_rate(egress));
     sample.crowded = ack->port_senders > 1 && sample.share && ack->port_senders > cl_egress_receivers(egress, now_us);
     const struct cl_congestion_timing *timing = &ack->timing;
     judge_contest(delay, ack, now_us);
@@ -248,7 +256,7 @@ static uint64_t delay_us(const struct cl_rate_control *control)
 static uint64_t nic_rate(const struct cl_rate_control_nic *nic)
 {
     const struct cl_delay_nic *delay = (const struct cl_delay_nic *)(const void *)nic; /* its first member */
-    return (uint64_t)delay->egress.capacity;
+    return (uint64_t)cl_egress_rate(&delay->egress);
 }
 
 static uint64_t nic_batch(const struct cl_rate_control_nic *nic, uint64_t now_us)
@@ -283,8 +291,8 @@ static void report(const struct cl_rate_control *control, struct cl_congestion_r
     report->window_bytes = window_of(delay);
     report->rate_bytes = delay->pacer.rate;
     report->queue_us = delay->cc.queue_us;
-    report->capacity_bytes = (uint64_t)egress->capacity;
-    report->carried_bytes = egress->sent_bytes;
+    report->capacity_bytes = (uint64_t)cl_egress_rate(egress);
+    report->carried_bytes = egress->own_bytes[CL_CLASSES_BETWEEN_HOSTS - 1];
 }
 
 const struct cl_rate_control_type cl_rate_control_delay = {.name = "delay",
@@ -296,6 +304,7 @@ const struct cl_rate_control_type cl_rate_control_delay = {.name = "delay",
                                                            .sent_control = sent_control,
                                                            .nic_tell = nic_tell,
                                                            .nic_hear = nic_hear,
+                                                           .nic_heard = nic_heard,
                                                            .acknowledged = acknowledged,
                                                            .lost = lost,
                                                            .timeout = timeout,

@@ -21,18 +21,34 @@ enum {
     ROUND_TRIP_MEMORY = 128, /* epochs: acknowledgements of long paths may come far apart */
     BATCH_MOST_US = 400,     /* other peers wait for its end */
     SHARE_DEPTHS = 2,        /* the time in which the neighbours' rate is measured */
+    SPAN_DEPTHS_SHARED = 8,  /* what neighbours send is counted a little early or late: longer measurements */
+    NEWS_US = 20000,         /* of neighbours: a longer silence is none */
+    NEWS_TIMES = 100,        /* the capacity: it may not be known yet */
 };
 
 static const double TARGET_DEPTHS = 0.5;
 static const double GAIN_STARTUP = 2;
 static const double GAIN_EMPTY = 1.25; /* no packet waits: the link can carry more */
 static const double GAIN_MIN = 0.5;
-static const double SLOW_PATH = 0.5; /* of the capacity */
+static const double SLOW_PATH = 0.5;                                         /* of the capacity */
+static const uint64_t CAPACITY_LEAST = 10000, CAPACITY_MOST = 1000000000000; /* that a neighbour may tell */
+
+/* The time that `packets` take on the link, within the limits of a depth. */
+static uint32_t depth_of(const struct cl_egress *egress, double packets)
+{
+    double packet_us = cl_egress_packet_us(egress), depth_us = packets * packet_us;
+    double least_us = packet_us * DEPTH_MIN_PACKETS, most_us = least_us > DEPTH_MAX_US ? least_us : DEPTH_MAX_US;
+    least_us = least_us < DEPTH_MIN_US ? DEPTH_MIN_US : least_us;
+    return (uint32_t)(depth_us < least_us ? least_us : depth_us < most_us ? depth_us : most_us);
+}
 
 /* All processes of this host use the room that the most careful one of them finds. */
 static uint32_t common_depth_us(const struct cl_egress *egress)
 {
-    return egress->depth_us < egress->neighbours.depth_us ? egress->depth_us : egress->neighbours.depth_us;
+    uint32_t others_us = egress->neighbours.depth_us, least_us = depth_of(egress, 0);
+    if (others_us >= egress->depth_us)
+        return egress->depth_us;
+    return others_us > least_us ? others_us : least_us < egress->depth_us ? least_us : egress->depth_us;
 }
 
 /* A fixed number of packets is part of the target: where several hosts share a bottleneck, a slower host wants more of
@@ -49,21 +65,12 @@ static double present_target_us(const struct cl_egress *egress, uint64_t now_us)
     return urgent ? TARGET_PACKETS * cl_egress_packet_us(egress) : cl_egress_target_us(egress);
 }
 
-/* The time that `packets` take on the link, within the limits of a depth. */
-static uint32_t depth_of(const struct cl_egress *egress, double packets)
-{
-    double packet_us = cl_egress_packet_us(egress), depth_us = packets * packet_us;
-    double least_us = packet_us * DEPTH_MIN_PACKETS, most_us = least_us > DEPTH_MAX_US ? least_us : DEPTH_MAX_US;
-    least_us = least_us < DEPTH_MIN_US ? DEPTH_MIN_US : least_us;
-    return (uint32_t)(depth_us < least_us ? least_us : depth_us < most_us ? depth_us : most_us);
-}
-
 static void set_rate(struct cl_egress *egress, uint64_t now_us)
 {
     uint32_t depth_us = common_depth_us(egress);
     double gain = 1 + (present_target_us(egress, now_us) - egress->queue_us) / (RECOVERY * depth_us);
     gain = egress->startup ? GAIN_STARTUP : egress->empty ? GAIN_EMPTY : gain < GAIN_MIN ? GAIN_MIN : gain;
-    double left = cl_neighbours_leave(&egress->neighbours, egress->capacity);
+    double left = cl_egress_rate(egress);
     double burst = egress->capacity * cl_neighbours_spare(&egress->neighbours) * depth_us / 1e6;
     double least = (double)CL_PACER_BURST_PACKETS * egress->datagram_bytes;
     cl_pacer_set(&egress->pacer, (uint64_t)(gain * left) + 1, (uint64_t)(burst < least ? least : burst), now_us);
@@ -124,9 +131,10 @@ void cl_egress_sent(struct cl_egress *egress, uint8_t class, uint32_t bytes)
         if (egress->marked)
             egress->idle_us = egress->full_us;
     }
-    egress->sent_bytes += bytes + CL_EGRESS_OVERHEAD_BYTES;
-    for (; class < CL_CLASSES_BETWEEN_HOSTS; class ++)
+    for (; class < CL_CLASSES_BETWEEN_HOSTS; class ++) {
+        egress->own_bytes[class] += bytes + CL_EGRESS_OVERHEAD_BYTES;
         egress->bytes[class] += bytes + CL_EGRESS_OVERHEAD_BYTES;
+    }
     cl_pacer_sent(&egress->pacer, bytes + CL_EGRESS_OVERHEAD_BYTES);
 }
 
@@ -141,7 +149,9 @@ static void set_depth(struct cl_egress *egress, bool startup)
 
 struct cl_told cl_egress_tell(const struct cl_egress *egress)
 {
-    struct cl_told told = {.bytes = egress->sent_bytes, .lost = egress->own_lost_bytes};
+    struct cl_told told = {.lost = egress->own_lost_bytes};
+    for (int class = 0; class < CL_CLASSES_BETWEEN_HOSTS; class ++)
+        told.bytes[class] = egress->own_bytes[class];
     if (!egress->startup) {
         told.capacity = (uint64_t)egress->capacity;
         told.depth_us = egress->depth_us;
@@ -149,20 +159,33 @@ struct cl_told cl_egress_tell(const struct cl_egress *egress)
     return told;
 }
 
+/* Another process wrote the numbers: any may stand there. A link cannot have carried more than a few times its
+ * capacity. */
+static bool is_likely(const struct cl_egress *egress, const struct cl_told *news)
+{
+    double most = NEWS_TIMES * egress->capacity * NEWS_US / 1e6;
+    return (double)news->bytes[CL_CLASSES_BETWEEN_HOSTS - 1] < most && (double)news->lost < most;
+}
+
 void cl_egress_hear(struct cl_egress *egress, uint32_t neighbour, const struct cl_told *told, uint64_t now_us)
 {
-    struct cl_neighbours *neighbours = &egress->neighbours;
-    bool learns = egress->startup && told->capacity > 0;
-    struct cl_heard heard = cl_neighbours_hear(neighbours, neighbour, told, now_us);
-    egress->lost_bytes += heard.lost;
-    for (int class = 0; heard.sent > 0 && class < CL_CLASSES_BETWEEN_HOSTS; class ++)
-        egress->bytes[class] += heard.sent;
-    if (learns) { /* there is nothing left to search for */
-        egress->capacity = (double)told->capacity;
+    struct cl_told news;
+    cl_neighbours_hear(&egress->neighbours, neighbour, told, &news, now_us);
+    if (!is_likely(egress, &news))
+        return;
+    egress->lost_bytes += news.lost;
+    for (int class = 0; class < CL_CLASSES_BETWEEN_HOSTS; class ++)
+        egress->bytes[class] += news.bytes[class];
+    if (egress->startup && told->capacity >= CAPACITY_LEAST && told->capacity <= CAPACITY_MOST) {
+        egress->capacity = (double)told->capacity; /* there is nothing left to search for */
         set_depth(egress, false);
+        set_rate(egress, now_us);
     }
-    cl_neighbours_judge(neighbours, egress->capacity, SHARE_DEPTHS * egress->depth_us, now_us);
-    if (learns || neighbours->begins)
+}
+
+void cl_egress_heard(struct cl_egress *egress, uint64_t now_us)
+{
+    if (cl_neighbours_judge(&egress->neighbours, egress->capacity, SHARE_DEPTHS * egress->depth_us, now_us))
         set_rate(egress, now_us);
 }
 
@@ -248,7 +271,7 @@ static void confirm(struct cl_egress *egress)
 static double unsure_of(const struct cl_egress *egress)
 {
     const struct cl_neighbours *neighbours = &egress->neighbours;
-    double others = neighbours->active > 0 ? 1 - cl_neighbours_spare(neighbours) : 0;
+    double others = neighbours->active > 0 && !egress->startup ? 1 - cl_neighbours_spare(neighbours) : 0;
     return others * egress->capacity * common_depth_us(egress) / 1e6;
 }
 
@@ -292,10 +315,11 @@ static void measure(struct cl_egress *egress, struct cl_egress_view *view, const
 {
     struct cl_egress_sample *start = &view->start[sample->class];
     int32_t arrived_us = (int32_t)(sample->clock_us - start->clock_us); /* time between the two arrivals */
+    int32_t depths = egress->neighbours.active > 0 ? SPAN_DEPTHS_SHARED : SPAN_DEPTHS;
     if (view->started >> sample->class & 1 && sample->snapshot.bytes > start->snapshot.bytes && arrived_us >= 0 &&
         arrived_us < SPAN_MAX_US) {
         if (sample->snapshot.bytes - start->snapshot.bytes < (uint64_t)SPAN_PACKETS * egress->datagram_bytes ||
-            arrived_us < (egress->startup ? SPAN_STARTUP_US : SPAN_DEPTHS * (int32_t)egress->depth_us))
+            arrived_us < (egress->startup ? SPAN_STARTUP_US : depths * (int32_t)egress->depth_us))
             return;
         measure_between(egress, start, sample, (uint64_t)arrived_us, last, now_us < egress->mixed_until_us);
     }
@@ -350,12 +374,12 @@ uint64_t cl_egress_batch(const struct cl_egress *egress, uint64_t now_us)
 {
     if (!sends_batches(egress, now_us))
         return 0;
-    uint64_t most = (uint64_t)egress->capacity * BATCH_MOST_US / 1000000, batch = cl_pacer_batch(&egress->pacer);
+    uint64_t most = (uint64_t)cl_egress_rate(egress) * BATCH_MOST_US / 1000000, batch = cl_pacer_batch(&egress->pacer);
     return batch < most ? batch : most;
 }
 
 uint64_t cl_egress_backlog_us(const struct cl_egress *egress)
 {
     double backlog = (double)egress->pacer.burst - (double)egress->pacer.tokens / 1e6;
-    return backlog > 0 ? (uint64_t)(backlog * 1e6 / egress->capacity) : 0;
+    return backlog > 0 ? (uint64_t)(backlog * 1e6 / cl_egress_rate(egress)) : 0;
 }

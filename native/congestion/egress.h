@@ -1,6 +1,9 @@
 /*
  * Egress: one network interface of this host and the queue in front of it, shared by all paths that leave through it.
  *
+ * Other processes of this host send through the interface, too. They tell what they send, each has a share of the
+ * capacity (neighbours.h), and all bytes count in what follows.
+ *
  * One pacer over all paths keeps a small standing queue there, and the peers take turns inside it. That is fair at once
  * and by construction; the windows of the paths would have to fight for their shares. The pacer needs two facts:
  *
@@ -22,10 +25,10 @@
  *  - queue: the delay above the minimum that all paths see. Delay that only one path sees arises elsewhere (a
  *    receiver's port, the fabric), and that path's window answers it.
  *
- * rate = capacity * (1 + (target - queue) / RECOVERY), and higher while there is no queue at all. The bucket holds the
- * rate times `depth`: an engine thread that slept that long catches up at once. Losses may mean that the link's queue
- * has less room. Then the depth goes down to its least for a loss trial (loss_trial.h): if the losses stop, the depth
- * shrinks and grows again slowly; if they go on, the link is lossy and the depth stays.
+ * rate = share of the capacity * (1 + (target - queue) / RECOVERY), and higher while there is no queue at all. The
+ * bucket holds the rate times `depth`: an engine thread that slept that long catches up at once. Losses may mean that
+ * the link's queue has less room. Then the depth goes down to its least for a loss trial (loss_trial.h): if the losses
+ * stop, the depth shrinks and grows again slowly; if they go on, the link is lossy and the depth stays.
  *
  * Urgent packets have to get past that queue. So where several classes are in use, the more urgent ones do not wait for
  * the bucket: they go into debt, by a burst at most. Less urgent packets pay the debt; if a burst is not enough, the
@@ -54,9 +57,9 @@ struct cl_egress {
     bool marked;  /* switches on the way mark packets (ECN) */
     uint32_t datagram_bytes;
     struct cl_pacer pacer;
-    uint64_t sent_bytes, own_lost_bytes;      /* since the start, by this process */
-    uint64_t lost_bytes;                      /* the same, with the neighbours' */
-    uint64_t bytes[CL_CLASSES_BETWEEN_HOSTS]; /* sent since the start, with them, of this class and more urgent ones */
+    /* since the start, by this process; `bytes`: of a class and all more urgent ones */
+    uint64_t own_bytes[CL_CLASSES_BETWEEN_HOSTS], own_lost_bytes;
+    uint64_t bytes[CL_CLASSES_BETWEEN_HOSTS], lost_bytes; /* the same, by the neighbours as well */
     struct cl_neighbours neighbours;
     uint64_t idle_us; /* when the link was last known to be idle */
     uint64_t full_us; /* when a packet last found the pacer's bucket full */
@@ -131,6 +134,14 @@ void cl_egress_sent(struct cl_egress *egress, uint8_t class, uint32_t bytes);
 /* What this process knows of the interface, for its neighbours; what one of them knows (neighbours.h). */
 struct cl_told cl_egress_tell(const struct cl_egress *egress);
 void cl_egress_hear(struct cl_egress *egress, uint32_t neighbour, const struct cl_told *told, uint64_t now_us);
+/* All neighbours have been heard. */
+void cl_egress_heard(struct cl_egress *egress, uint64_t now_us);
+
+/* What the interface carries of this process, in bytes per second: its share of the capacity. */
+static inline double cl_egress_rate(const struct cl_egress *egress)
+{
+    return cl_neighbours_leave(&egress->neighbours, egress->capacity);
+}
 
 /* Takes an acknowledged packet in. Returns its queueing delay beyond this interface. */
 uint32_t cl_egress_on_sample(struct cl_egress *egress, struct cl_egress_view *view,

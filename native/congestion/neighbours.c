@@ -3,16 +3,24 @@
 #include <math.h>
 
 enum {
-    IDLE_US = 20000,     /* a process that has not sent for so long needs no share now, */
-    RECENT_US = 1000000, /* and one that has not for so long no room for its next burst */
+    LAST = CL_CLASSES_BETWEEN_HOSTS - 1, /* whose bytes are those of all classes */
+    IDLE_US = 20000,                     /* a process that has not sent for so long needs no share now, */
+    RECENT_US = 1000000,                 /* and one that has not for so long no room for its next burst */
+    BEGIN_BYTES = 6000,                  /* more than acknowledgements, in a judgement's time */
 };
 
 static const double WEIGHT = 0.5; /* of the newest rate */
 static const double USES = 0.75;  /* of its share: a process that sends less leaves the rest to others */
+static const double SMALL = 0.1;  /* of a share: a process that sends less does not count */
 
-static bool has_sent(const struct cl_neighbour_state *neighbour, uint64_t lately_us, uint64_t now_us)
+void cl_neighbours_init(struct cl_neighbours *neighbours)
 {
-    return neighbour->sent_us != 0 && now_us < neighbour->sent_us + lately_us;
+    *neighbours = (struct cl_neighbours){.depth_us = UINT32_MAX};
+}
+
+static bool has_used(const struct cl_neighbour_state *neighbour, uint64_t lately_us, uint64_t now_us)
+{
+    return neighbour->used_us != 0 && now_us < neighbour->used_us + lately_us;
 }
 
 static void count(struct cl_neighbours *neighbours, uint64_t now_us)
@@ -21,8 +29,8 @@ static void count(struct cl_neighbours *neighbours, uint64_t now_us)
     neighbours->depth_us = UINT32_MAX;
     for (uint32_t i = 0; i < neighbours->count; i++) {
         const struct cl_neighbour_state *neighbour = &neighbours->list[i];
-        neighbours->active += has_sent(neighbour, IDLE_US, now_us);
-        if (!has_sent(neighbour, RECENT_US, now_us))
+        neighbours->active += has_used(neighbour, IDLE_US, now_us);
+        if (!has_used(neighbour, RECENT_US, now_us))
             continue;
         neighbours->recent++;
         if (neighbour->told.depth_us != 0 && neighbour->told.depth_us < neighbours->depth_us)
@@ -30,74 +38,73 @@ static void count(struct cl_neighbours *neighbours, uint64_t now_us)
     }
 }
 
-/* How much all send is measured from now on. */
-static void begin(struct cl_neighbours *neighbours, uint64_t now_us)
+void cl_neighbours_hear(struct cl_neighbours *neighbours, uint32_t neighbour, const struct cl_told *told,
+                        struct cl_told *news, uint64_t now_us)
 {
-    count(neighbours, now_us);
-    for (uint32_t i = 0; i < neighbours->count; i++)
-        neighbours->list[i].judged = neighbours->list[i].told.bytes;
-    neighbours->begins = true;
-    neighbours->unused = 0;
-    neighbours->judged_us = now_us;
-}
-
-void cl_neighbours_init(struct cl_neighbours *neighbours)
-{
-    *neighbours = (struct cl_neighbours){.depth_us = UINT32_MAX};
-}
-
-struct cl_heard cl_neighbours_hear(struct cl_neighbours *neighbours, uint32_t neighbour, const struct cl_told *told,
-                                   uint64_t now_us)
-{
-    struct cl_heard heard = {0};
+    *news = (struct cl_told){0};
     if (neighbour >= CL_NEIGHBOURS_MAX)
-        return heard;
+        return;
     struct cl_neighbour_state *known = &neighbours->list[neighbour];
-    bool same = neighbour < neighbours->count && told->bytes >= known->told.bytes && told->lost >= known->told.lost;
+    bool same = known->told_us != 0 && now_us < known->told_us + IDLE_US && told->lost >= known->told.lost;
+    for (int i = 0; i <= LAST; i++)
+        same = same && told->bytes[i] >= known->told.bytes[i];
+    for (int i = 0; same && i <= LAST; i++)
+        news->bytes[i] = told->bytes[i] - known->told.bytes[i];
     if (same)
-        heard = (struct cl_heard){told->bytes - known->told.bytes, told->lost - known->told.lost};
+        news->lost = told->lost - known->told.lost;
+    else
+        known->judged = told->bytes[LAST];
     if (neighbour >= neighbours->count)
         neighbours->count = neighbour + 1;
     known->told = *told;
-    if (!same)
-        known->judged = told->bytes;
-    if (heard.sent == 0)
-        return heard;
-    bool begins = !has_sent(known, IDLE_US, now_us);
-    known->sent_us = now_us;
-    if (begins)
-        begin(neighbours, now_us);
-    return heard;
+    known->told_us = now_us;
+    if (has_used(known, IDLE_US, now_us) || told->bytes[LAST] - known->judged < BEGIN_BYTES)
+        return;
+    known->used_us = now_us;
+    known->begins = neighbours->changed = true;
+    neighbours->unused = 0; /* until it is known what it takes */
+    count(neighbours, now_us);
 }
 
-void cl_neighbours_judge(struct cl_neighbours *neighbours, double capacity, uint64_t every_us, uint64_t now_us)
+bool cl_neighbours_judge(struct cl_neighbours *neighbours, double capacity, uint64_t every_us, uint64_t now_us)
 {
+    bool changed = neighbours->changed;
+    neighbours->changed = false;
     if (neighbours->count == 0 || now_us < neighbours->judged_us + every_us)
-        return;
-    count(neighbours, now_us);
-    double passed_us = (double)(now_us - neighbours->judged_us), equal = capacity / (neighbours->active + 1);
-    double unused = 0;
-    uint32_t users = 1;
+        return changed;
+    double passed_us = (double)(now_us - neighbours->judged_us), least = capacity / (neighbours->active + 1);
     for (uint32_t i = 0; i < neighbours->count; i++) {
         struct cl_neighbour_state *neighbour = &neighbours->list[i];
-        double rate = (double)(neighbour->told.bytes - neighbour->judged) * 1e6 / passed_us;
-        neighbour->rate += (neighbours->begins ? 1 : WEIGHT) * (rate - neighbour->rate);
-        neighbour->judged = neighbour->told.bytes;
-        if (!has_sent(neighbour, IDLE_US, now_us))
-            continue;
-        if (neighbour->rate < USES * equal)
+        double rate = (double)(neighbour->told.bytes[LAST] - neighbour->judged) * 1e6 / passed_us;
+        bool goes_on = has_used(neighbour, IDLE_US, now_us) && !neighbour->begins;
+        neighbour->rate += (goes_on ? WEIGHT : 1) * (rate - neighbour->rate);
+        neighbour->judged = neighbour->told.bytes[LAST];
+        if (rate > SMALL * least)
+            neighbour->used_us = now_us;
+    }
+    count(neighbours, now_us);
+    double equal = capacity / (neighbours->active + 1), unused = 0;
+    uint32_t users = 1;
+    neighbours->small = 0;
+    for (uint32_t i = 0; i < neighbours->count; i++) {
+        struct cl_neighbour_state *neighbour = &neighbours->list[i];
+        if (!has_used(neighbour, IDLE_US, now_us))
+            neighbours->small += neighbour->rate;
+        else if (!neighbour->begins && neighbour->rate < USES * equal)
             unused += equal - neighbour->rate;
         else
             users++;
+        neighbour->begins = false;
     }
     neighbours->unused = unused / users;
-    neighbours->begins = false;
     neighbours->judged_us = now_us;
+    return true;
 }
 
 double cl_neighbours_leave(const struct cl_neighbours *neighbours, double capacity)
 {
-    return fmin(capacity / (neighbours->active + 1) + neighbours->unused, capacity);
+    double equal = capacity / (neighbours->active + 1);
+    return fmin(fmax(equal + neighbours->unused - neighbours->small, equal / 2), capacity);
 }
 
 double cl_neighbours_spare(const struct cl_neighbours *neighbours)

@@ -4,54 +4,55 @@
  *
  * All that send have equal shares. What those do not use that send clearly less is divided among the others. So where
  * all want more than their share, all have the same, however they are measured, and together they send what the
- * interface carries.
+ * interface carries. A process that sends a small part of a share, as of acknowledgements, does not count.
  */
 #pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "congestion/class.h"
+
 enum { CL_NEIGHBOURS_MAX = 256 };
 
 /* What a process knows of an interface. */
 struct cl_told {
-    uint64_t bytes;    /* that it has sent in all */
-    uint64_t lost;     /* of these, those that it knows to be lost */
-    uint64_t capacity; /* bytes per second, of the link; 0: it does not know yet */
-    uint32_t depth_us; /* the room in the queue that it uses; 0: it does not know yet */
+    uint64_t bytes[CL_CLASSES_BETWEEN_HOSTS]; /* handed to the interface in all, of this class and more urgent ones */
+    uint64_t lost;                            /* bytes, in full packets, that it knows to be lost */
+    uint64_t capacity;                        /* bytes per second, of the link; 0: it does not know yet */
+    uint32_t depth_us;                        /* the room in the queue that it uses; 0: it does not know yet */
 };
 
 struct cl_neighbour_state {
     struct cl_told told;
-    uint64_t judged;  /* of these, when it was judged last */
-    uint64_t sent_us; /* when it was last seen to have sent; 0: never */
+    uint64_t told_us; /* when; 0: never */
+    uint64_t used_us; /* when it was last seen to use a real part of the interface; 0: never */
+    uint64_t judged;  /* all bytes that it had sent at the last judgement */
+    bool begins;      /* it began after that */
     double rate;      /* bytes per second, lately */
 };
 
 struct cl_neighbours {
     struct cl_neighbour_state list[CL_NEIGHBOURS_MAX];
-    uint32_t count;    /* of those that have told something */
-    uint32_t active;   /* those that send now */
-    uint32_t recent;   /* those that sent lately, and may begin again at any time */
-    bool begins;       /* one began since the last judgement */
-    uint32_t depth_us; /* the shortest that one has told which sent lately; UINT32_MAX: none has */
+    uint32_t count;  /* of those that have told something */
+    uint32_t active; /* those that send now */
+    uint32_t recent; /* those that sent lately, and may begin again at any time */
+    bool changed;    /* since the last judgement */
     uint64_t judged_us;
-    double unused; /* what others leave to this process beyond its equal share, in bytes per second */
+    double unused;     /* what others leave to this process beyond its equal share, in bytes per second */
+    double small;      /* what those send that do not count */
+    uint32_t depth_us; /* the shortest that one has told which sent lately; UINT32_MAX: none has */
 };
 
 void cl_neighbours_init(struct cl_neighbours *neighbours);
-/* Bytes since a neighbour's last word. */
-struct cl_heard {
-    uint64_t sent, lost;
-};
-
-/* Takes in what a neighbour (0 to CL_NEIGHBOURS_MAX - 1) tells. Its first word is no news, and where it has sent less
- * than before the process is another one. */
-struct cl_heard cl_neighbours_hear(struct cl_neighbours *neighbours, uint32_t neighbour, const struct cl_told *told,
-                                   uint64_t now_us);
-
-/* Judges them anew, if the last judgement was so long ago. capacity: of the interface, in bytes per second. */
-void cl_neighbours_judge(struct cl_neighbours *neighbours, double capacity, uint64_t every_us, uint64_t now_us);
+/* Takes in what a neighbour (0 to CL_NEIGHBOURS_MAX - 1) tells. Gives the bytes since its last word, by class, and
+ * those lost. There are none after the first word, after a silence, and where it has sent less than before: then its
+ * bytes are of another time, or of another process. */
+void cl_neighbours_hear(struct cl_neighbours *neighbours, uint32_t neighbour, const struct cl_told *told,
+                        struct cl_told *news, uint64_t now_us);
+/* All have been heard. Judges them anew, if the last judgement was so long ago. capacity: of the interface, in bytes
+ * per second. Returns whether the share may have changed. */
+bool cl_neighbours_judge(struct cl_neighbours *neighbours, double capacity, uint64_t every_us, uint64_t now_us);
 
 /* The bytes per second that this process may send. */
 double cl_neighbours_leave(const struct cl_neighbours *neighbours, double capacity);

@@ -174,6 +174,7 @@ static void report_deaths(void *context)
         if (!engine->peers.watched[i].died)
             continue;
         engine->peers.watched[i].died = false;
+        cl_meter_close(&engine->peers.watched[i].meter);
         if (engine->endpoint != NULL)
             cl_endpoint_peer_lost(engine->endpoint, engine->peers.watched[i].peer);
         cl_groups_peer_died(&engine->groups, engine->peers.watched[i].peer);

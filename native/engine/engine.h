@@ -32,7 +32,7 @@ struct cl_engine {
     uint64_t due_us;          /* (core) its next turn, at the latest */
     uint64_t sleeps_until_us; /* (core) */
     struct cl_bell bell;
-    struct cl_meter meter; /* (core) */
+    struct cl_meter meter; /* (core; its descriptor stays) */
     struct cl_engine_options options;
     /* network (core) */
     struct cl_ports ports; /* without a wire: shared memory only */

@@ -49,7 +49,8 @@ static bool number_interfaces(struct cl_engine *engine, const struct cl_engine_o
 
 static void name_interface(struct cl_engine *engine, uint32_t port, const char *address)
 {
-    atomic_store(&engine->meter.lines[engine->ports.interfaces[port]].key, cl_meter_key(address));
+    if (engine->meter.lines != NULL)
+        atomic_store(&engine->meter.lines[engine->ports.interfaces[port]].key, cl_meter_key(address));
 }
 
 static int open_wire(struct cl_engine *engine, const struct cl_engine_options *options)
@@ -107,8 +108,8 @@ int cl_engine_open(const struct cl_engine_options *options, cl_engine **out)
         status = engine->wake_fd < 0 || engine->timer_fd < 0 ? CL_ESYSTEM : CL_OK;
     if (status == CL_OK) {
         status = cl_bell_open(&engine->bell);
-        if (status == CL_OK)
-            status = cl_meter_open(&engine->meter);
+        if (cl_meter_open(&engine->meter) != CL_OK)
+            engine->meter.fd = -1; /* the ranks of this host find their shares by their queue */
         if (status == CL_OK)
             status = open_wire(engine, options);
     }

@@ -8,6 +8,11 @@
 
 #include "protocol/peer.h"
 
+_Static_assert((int)CL_METER_INTERFACES == (int)CL_PEER_PATHS_MAX && (int)CL_METER_INTERFACES == (int)CL_NICS_MAX,
+               "a line for each interface");
+_Static_assert((int)CL_METER_COUNTERS == (int)CL_CLASSES_BETWEEN_HOSTS, "a counter for each class");
+_Static_assert((int)CL_NEIGHBOURS_MAX >= (int)CL_WATCHED_MAX, "a neighbour for each place");
+
 void cl_peers_free(struct cl_peers *peers)
 {
     for (uint32_t i = 0; i < peers->watched_count; i++) {
@@ -144,46 +149,74 @@ int cl_peers_read_meter(struct cl_peers *peers, uint16_t peer, int32_t fd)
     for (uint32_t i = 0; i < peers->watched_count; i++) {
         struct cl_watched *watched = &peers->watched[i];
         if (watched->peer == peer)
-            return watched->meter.lines != NULL ? CL_OK : cl_meter_read(watched->pid, fd, &watched->meter);
+            return watched->pidfd < 0 || watched->meter.lines != NULL
+                       ? CL_OK /* it has died, or is read already */
+                       : cl_meter_read(watched->pid, fd, &watched->meter);
     }
     return CL_EINVAL;
 }
 
-static void hear_neighbour(const struct cl_meter *meter, uint32_t neighbour, const struct cl_meter *own,
-                           struct cl_endpoint *endpoint, uint64_t now_us)
+static uint64_t load(const _Atomic uint64_t *word)
 {
-    for (uint32_t i = 0; i < CL_METER_INTERFACES; i++) {
-        uint64_t key = atomic_load_explicit(&meter->lines[i].key, memory_order_relaxed);
-        struct cl_told told = {
-            .bytes = atomic_load_explicit(&meter->lines[i].bytes, memory_order_relaxed),
-            .lost = atomic_load_explicit(&meter->lines[i].lost, memory_order_relaxed),
-            .capacity = atomic_load_explicit(&meter->lines[i].capacity, memory_order_relaxed),
-            .depth_us = atomic_load_explicit(&meter->lines[i].depth_us, memory_order_relaxed),
-        };
-        for (uint32_t interface = 0; key != 0 && interface < CL_METER_INTERFACES; interface++)
-            if (atomic_load_explicit(&own->lines[interface].key, memory_order_relaxed) == key)
-                cl_endpoint_hear(endpoint, interface, neighbour, &told, now_us);
-    }
+    return atomic_load_explicit(word, memory_order_relaxed);
+}
+
+/* The line of that interface; NULL: the process does not use it. */
+static const struct cl_meter_line *line_of(const struct cl_meter *meter, uint64_t key)
+{
+    for (uint32_t i = 0; key != 0 && i < CL_METER_INTERFACES; i++)
+        if (load(&meter->lines[i].key) == key)
+            return &meter->lines[i];
+    return NULL;
+}
+
+static struct cl_told read_line(const struct cl_meter_line *line)
+{
+    struct cl_told told = {.lost = load(&line->lost),
+                           .capacity = load(&line->capacity),
+                           .depth_us = atomic_load_explicit(&line->depth_us, memory_order_relaxed)};
+    for (uint32_t i = 0; i < CL_METER_COUNTERS; i++)
+        told.bytes[i] = load(&line->bytes[i]);
+    return told;
 }
 
 void cl_peers_hear_neighbours(const struct cl_peers *peers, const struct cl_meter *own, struct cl_endpoint *endpoint,
                               uint64_t now_us)
 {
-    for (uint32_t i = 0; i < peers->watched_count; i++)
-        if (peers->watched[i].meter.lines != NULL)
-            hear_neighbour(&peers->watched[i].meter, i, own, endpoint, now_us);
+    if (own->lines == NULL || peers->watched_count == 0)
+        return;
+    for (uint32_t interface = 0; interface < CL_METER_INTERFACES; interface++) {
+        uint64_t key = load(&own->lines[interface].key);
+        for (uint32_t i = 0; key != 0 && i < peers->watched_count; i++) {
+            const struct cl_meter *meter = &peers->watched[i].meter;
+            const struct cl_meter_line *line = meter->lines != NULL ? line_of(meter, key) : NULL;
+            if (line == NULL)
+                continue;
+            struct cl_told told = read_line(line);
+            cl_endpoint_hear(endpoint, interface, i, &told, now_us);
+        }
+    }
+    cl_endpoint_heard(endpoint, now_us);
+}
+
+/* A word that stays costs its readers nothing. */
+static void store(_Atomic uint64_t *word, uint64_t value)
+{
+    if (load(word) != value)
+        atomic_store_explicit(word, value, memory_order_relaxed);
 }
 
 void cl_peers_tell_neighbours(const struct cl_meter *own, const struct cl_endpoint *endpoint)
 {
-    for (uint32_t i = 0; i < CL_METER_INTERFACES; i++) {
+    for (uint32_t i = 0; own->lines != NULL && i < CL_METER_INTERFACES; i++) {
         struct cl_meter_line *line = &own->lines[i];
-        if (atomic_load_explicit(&line->key, memory_order_relaxed) == 0)
+        if (load(&line->key) == 0)
             continue;
         struct cl_told told = cl_endpoint_tell(endpoint, i);
-        atomic_store_explicit(&line->bytes, told.bytes, memory_order_relaxed);
-        atomic_store_explicit(&line->lost, told.lost, memory_order_relaxed);
-        atomic_store_explicit(&line->capacity, told.capacity, memory_order_relaxed);
+        for (uint32_t j = 0; j < CL_METER_COUNTERS; j++)
+            store(&line->bytes[j], told.bytes[j]);
+        store(&line->lost, told.lost);
+        store(&line->capacity, told.capacity);
         atomic_store_explicit(&line->depth_us, told.depth_us, memory_order_relaxed);
     }
 }

@@ -273,10 +273,12 @@ int cl_engine_incarnation(cl_engine *engine, uint16_t peer, uint32_t *incarnatio
 int cl_engine_revive_peer(cl_engine *engine, uint16_t peer, uint32_t incarnation);
 /* Watches the process of a peer on this host: the peer is lost when the process dies. */
 int cl_engine_watch_process(cl_engine *engine, uint16_t peer, int32_t pid);
-/* The descriptor of this process's meter, which tells the bytes that it has sent. The engine owns it. */
+/* The descriptor of this process's meter, which tells the bytes that it has sent. The engine owns it. -1: the system
+ * gives no memory for it. */
 int cl_engine_meter(cl_engine *engine);
 /* Reads the meter of a watched peer from now on, a descriptor of its process: the processes of a host share its
- * interfaces by their meters. CL_EINVAL for a peer that is not watched; CL_ESYSTEM: its process has no such meter. */
+ * interfaces by their meters. CL_EINVAL for a peer that is not watched; CL_ESYSTEM: its process has no such meter. Of a
+ * process that has died there is nothing to read, which is CL_OK. */
 int cl_engine_read_meter(cl_engine *engine, uint16_t peer, int32_t fd);
 
 struct cl_engine_stats {

@@ -3,25 +3,28 @@
  * memory that the other processes of the host read. An interface is known by a number made of its address, which is the
  * same in all of them.
  *
- * The page is an anonymous memory file, which others open through /proc (cl_host_open).
+ * The page is an anonymous memory file that others open through /proc. It is sealed: its size stays.
  */
 #pragma once
 
 #include <stdatomic.h>
 #include <stdint.h>
 
-enum { CL_METER_INTERFACES = 8 };
+enum {
+    CL_METER_INTERFACES = 8,
+    CL_METER_COUNTERS = 9, /* one for each class between hosts */
+};
 
-/* One interface, on a cache line of its own. */
+/* One interface, on cache lines of its own. */
 struct cl_meter_line {
     _Alignas(64) _Atomic uint64_t key; /* 0: none */
-    _Atomic uint64_t bytes, lost, capacity;
+    _Atomic uint64_t bytes[CL_METER_COUNTERS], lost, capacity;
     _Atomic uint32_t depth_us;
 };
 
 struct cl_meter {
-    struct cl_meter_line *lines; /* NULL: not open */
-    int fd;
+    struct cl_meter_line *lines; /* NULL: there is no meter */
+    int fd;                      /* -1: of another process */
 };
 
 /* An error leaves the meter as it is, without lines. */

@@ -64,6 +64,7 @@ static void read_meters(const struct network_host *host)
             struct cl_told told = cl_endpoint_tell(network->hosts[i].endpoint, path);
             cl_endpoint_hear(host->endpoint, path, i - first, &told, sim_driver_now_us(&host->driver));
         }
+    cl_endpoint_heard(host->endpoint, sim_driver_now_us(&host->driver));
 }
 
 static void turn(struct sim_driver *driver)

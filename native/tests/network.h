@@ -13,7 +13,7 @@
 #include "tests/check.h"
 
 enum {
-    NETWORK_ENDPOINTS_MAX = 8,
+    NETWORK_ENDPOINTS_MAX = 16,
     NETWORK_PATHS_MAX = SIM_PATHS_MAX,
     NETWORK_DATAGRAM_BYTES = 1472,
     NETWORK_OTHERS = 1, /* sim_datagram.protocol of a test's own traffic: it vanishes at its host */

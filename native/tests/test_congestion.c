@@ -91,7 +91,14 @@ TEST(test_a_contest_that_is_undone)
  * something every so often; 0: never. */
 static uint64_t contest_us(uint64_t others_us)
 {
-    enum { BYTES = 1472, START_US = 10000000, MOST_US = 10000000, GAP_US = 100, FULL_US = 50000 };
+    enum {
+        BYTES = 1472,
+        LAST = CL_CLASSES_BETWEEN_HOSTS - 1,
+        START_US = 10000000,
+        MOST_US = 10000000,
+        GAP_US = 100,
+        FULL_US = 50000
+    };
     struct cl_congestion_nic nic;
     struct cl_congestion congestion;
     cl_congestion_nic_init(&nic, cl_congestion_find(NULL), BYTES);
@@ -100,8 +107,9 @@ static uint64_t contest_us(uint64_t others_us)
     struct cl_told told = {0};
     cl_congestion_nic_hear(&nic, 0, &told, START_US - 1);
     while (!cl_congestion_is_contested(&congestion) && past_us < MOST_US) {
-        told.bytes += others_us > 0 && past_us % others_us == 0;
+        told.bytes[LAST] += others_us > 0 && past_us % others_us == 0 ? others_us * 10 : 0;
         cl_congestion_nic_hear(&nic, 0, &told, START_US + past_us);
+        cl_congestion_nic_heard(&nic, START_US + past_us);
         acknowledge(&congestion, past_us / GAP_US, FULL_US, START_US + past_us);
         past_us += GAP_US;
     }
@@ -126,11 +134,12 @@ TEST(test_processes_of_a_host_tell_each_other)
     struct cl_congestion congestion;
     cl_congestion_nic_init(&nic, cl_congestion_find(NULL), BYTES);
     cl_congestion_init(&congestion, &nic, BYTES);
-    CHECK_EQ(cl_congestion_nic_tell(&nic).bytes, 0);
+    CHECK_EQ(cl_congestion_nic_tell(&nic).bytes[8], 0);
     for (uint64_t i = 0; i < 100; i++)
         acknowledge(&congestion, i, i > 10 ? 2000 : 0, 1000000 + 60 * i);
     struct cl_told told = cl_congestion_nic_tell(&nic);
-    CHECK_EQ(told.bytes, 100 * ON_WIRE);
+    CHECK_EQ(told.bytes[4], 100 * ON_WIRE);
+    CHECK_EQ(told.bytes[3], 0);
     CHECK_EQ(told.lost, 0);
     CHECK(told.capacity > 0 && told.depth_us > 0);
     cl_congestion_lost(&congestion, 3);
@@ -139,7 +148,20 @@ TEST(test_processes_of_a_host_tell_each_other)
     CHECK_EQ(cl_congestion_nic_tell(&other).capacity, 0);
     cl_congestion_nic_hear(&other, 0, &told, 1000000);
     CHECK_EQ(cl_congestion_nic_tell(&other).capacity, told.capacity);
-    CHECK_EQ(cl_congestion_nic_tell(&other).bytes, 0);
+    CHECK_EQ(cl_congestion_nic_tell(&other).bytes[8], 0);
+    static const uint64_t ABSURD[] = {1, UINT64_MAX}; /* of a process with a defect */
+    for (int i = 0; i < 2; i++) {
+        cl_congestion_nic_init(&other, cl_congestion_find(NULL), BYTES);
+        struct cl_told absurd = {.capacity = ABSURD[i], .depth_us = 1, .lost = UINT64_MAX / 2};
+        cl_congestion_nic_hear(&other, 0, &(struct cl_told){0}, 1000000);
+        for (int j = 0; j < CL_CLASSES_BETWEEN_HOSTS; j++)
+            absurd.bytes[j] = UINT64_MAX / 2;
+        cl_congestion_nic_hear(&other, 0, &absurd, 1000001);
+        cl_congestion_nic_heard(&other, 1000001);
+        CHECK_EQ(cl_congestion_nic_tell(&other).capacity, 0);
+        CHECK_EQ(cl_congestion_nic_tell(&other).bytes[8], 0);
+        CHECK(cl_congestion_nic_rate(&other) > 1000000);
+    }
     const char *const fixed = "fixed";
     cl_congestion_nic_init(&other, cl_congestion_find(fixed), BYTES);
     cl_congestion_nic_hear(&other, 0, &told, 1000000);

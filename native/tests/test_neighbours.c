@@ -9,13 +9,22 @@
 #include "tests/network.h"
 #include "tests/tcp.h"
 
-enum { EVERY_US = 1000 };
+enum { EVERY_US = 1000, LAST = CL_CLASSES_BETWEEN_HOSTS - 1 };
 
-static const double CAPACITY = 1e7;
+static const double CAPACITY = 1e8;
 
+static uint64_t bytes_of(const struct cl_neighbours *neighbours, uint32_t neighbour)
+{
+    return neighbours->list[neighbour].told.bytes[LAST];
+}
+
+/* Returns the news. */
 static uint64_t hear(struct cl_neighbours *neighbours, uint32_t neighbour, uint64_t bytes, uint64_t now_us)
 {
-    return cl_neighbours_hear(neighbours, neighbour, &(struct cl_told){.bytes = bytes}, now_us).sent;
+    struct cl_told told = {0}, news;
+    told.bytes[LAST] = bytes;
+    cl_neighbours_hear(neighbours, neighbour, &told, &news, now_us);
+    return news.bytes[LAST];
 }
 
 /* Tells of some time in which the neighbours send at these rates, in bytes per second. Returns its end. */
@@ -27,7 +36,7 @@ static uint64_t pass(struct cl_neighbours *neighbours, const double *rates, uint
         now_us += EVERY_US;
         for (uint32_t j = 0; j < count; j++) {
             uint64_t more = (uint64_t)(rates[j] * EVERY_US / 1e6);
-            CHECK_EQ(hear(neighbours, j, neighbours->list[j].told.bytes + more, now_us), more);
+            CHECK_EQ(hear(neighbours, j, bytes_of(neighbours, j) + more, now_us), more);
         }
         cl_neighbours_judge(neighbours, CAPACITY, EVERY_US, now_us);
     }
@@ -48,17 +57,17 @@ static bool about(double is, double should)
 TEST(test_shares)
 {
     static const struct {
-        double rates[3];
-        double share;
+        double rates[3], share, spare;
     } CASES[] = {
-        {{0, 0, 0}, 1},                           /* nobody sends */
-        {{5e6, 0, 0}, 0.5},                       /* it would take more */
-        {{4e6, 0, 0}, 0.5},                       /* it uses its share, as far as one can measure */
-        {{3e6, 0, 0}, 0.7},                       /* it does not */
-        {{0.1e6, 0, 0}, 0.99},                    /* acknowledgements */
-        {{2.5e6, 2.5e6, 2.5e6}, 0.25},            /* all want more */
-        {{0.1e6, 3.3e6, 3.3e6}, 0.25 + 0.24 / 3}, /* what the first one leaves is for three */
-        {{0.1e6, 0.1e6, 0.1e6}, 0.97},
+        {{0, 0, 0}, 1, 1},                            /* nobody sends */
+        {{50e6, 0, 0}, 0.5, 0.5},                     /* it would take more */
+        {{40e6, 0, 0}, 0.5, 0.5},                     /* it uses its share, as far as one can measure */
+        {{30e6, 0, 0}, 0.7, 0.5},                     /* it does not */
+        {{1e6, 0, 0}, 0.99, 1},                       /* acknowledgements: it does not count */
+        {{25e6, 25e6, 25e6}, 0.25, 0.25},             /* all want more */
+        {{1e6, 33e6, 33e6}, (1 - 0.03) / 3, 1.0 / 3}, /* what the first one takes is small */
+        {{10e6, 30e6, 30e6}, 0.25 + 0.15 / 3, 0.25},  /* what it leaves is for three */
+        {{1e6, 1e6, 1e6}, 0.97, 1},
     };
     for (size_t i = 0; i < sizeof CASES / sizeof *CASES; i++) {
         struct cl_neighbours neighbours;
@@ -67,8 +76,10 @@ TEST(test_shares)
             CHECK_EQ(hear(&neighbours, j, 5000000 * (3 - j), 1000000), 0);
         CHECK(share(&neighbours) == 1);
         uint64_t now_us = pass(&neighbours, CASES[i].rates, 3, 1000000);
-        CHECK(about(share(&neighbours), CASES[i].share));
-        pass(&neighbours, (double[]){0, 0, 0}, 3, now_us + 50000);
+        CHECK(share(&neighbours) > CASES[i].share - 0.02 && share(&neighbours) < CASES[i].share + 0.02);
+        CHECK(about(cl_neighbours_spare(&neighbours), CASES[i].spare));
+        now_us = pass(&neighbours, (double[]){0, 0, 0}, 3, now_us);
+        now_us = pass(&neighbours, (double[]){0, 0, 0}, 3, now_us);
         CHECK(share(&neighbours) == 1); /* they have stopped */
     }
 }
@@ -80,32 +91,61 @@ TEST(test_one_begins)
     cl_neighbours_init(&neighbours);
     hear(&neighbours, 0, 1, 1000000);
     CHECK(cl_neighbours_spare(&neighbours) == 1);
-    hear(&neighbours, 0, 2, 1000001);
+    hear(&neighbours, 0, 500, 1000001); /* an acknowledgement */
+    CHECK(share(&neighbours) == 1);
+    hear(&neighbours, 0, 20000, 1000002);
     CHECK(share(&neighbours) == 0.5);
-    uint64_t now_us = pass(&neighbours, (double[]){1e6}, 1, 1000001);
+    uint64_t now_us = pass(&neighbours, (double[]){10e6}, 1, 1000002);
     CHECK(about(share(&neighbours), 0.9) && cl_neighbours_spare(&neighbours) == 0.5);
-    now_us = pass(&neighbours, (double[]){0}, 1, now_us + 500000);
+    for (int i = 0; i < 10; i++)
+        now_us = pass(&neighbours, (double[]){0}, 1, now_us);
     CHECK(share(&neighbours) == 1 && cl_neighbours_spare(&neighbours) == 0.5);
-    hear(&neighbours, 0, neighbours.list[0].told.bytes + 1, now_us);
+    hear(&neighbours, 0, bytes_of(&neighbours, 0) + 20000, now_us + 1);
     CHECK(share(&neighbours) == 0.5);
-    pass(&neighbours, (double[]){0}, 1, now_us + 2000000);
+    for (int i = 0; i < 60; i++)
+        now_us = pass(&neighbours, (double[]){0}, 1, now_us);
     CHECK(cl_neighbours_spare(&neighbours) == 1);
 }
 
-/* Another process has the number now: what it sent before it was known does not count. */
-TEST(test_another_process)
+/* Others that begin again and again do not stop the judgement. */
+TEST(test_others_come_and_go)
+{
+    struct cl_neighbours neighbours;
+    cl_neighbours_init(&neighbours);
+    uint64_t now_us = 1000000;
+    for (uint32_t i = 0; i < 32; i++)
+        hear(&neighbours, i, 0, now_us);
+    uint32_t judged = 0;
+    for (uint32_t i = 0; i < 1000; i++) {
+        now_us += 100;
+        for (uint32_t j = 0; j < 32; j++)
+            hear(&neighbours, j, bytes_of(&neighbours, j) + (i % 320 / 10 == j ? 7000 : 0), now_us);
+        uint64_t before_us = neighbours.judged_us;
+        cl_neighbours_judge(&neighbours, CAPACITY, EVERY_US, now_us);
+        judged += neighbours.judged_us != before_us;
+    }
+    CHECK(judged > 90);
+}
+
+/* Another process has the number now, or it was not heard for a while: what it sent before does not count. */
+TEST(test_bytes_of_another_time)
 {
     struct cl_neighbours neighbours;
     cl_neighbours_init(&neighbours);
     hear(&neighbours, 0, 1000, 1);
     CHECK_EQ(hear(&neighbours, 0, 10, 2), 0);
     CHECK_EQ(hear(&neighbours, 0, 15, 3), 5);
+    CHECK_EQ(hear(&neighbours, 0, 1000000000, 100000), 0); /* this process slept, or the other one is new */
+    CHECK(share(&neighbours) == 1);
+    CHECK_EQ(hear(&neighbours, 0, 1000000007, 100001), 7);
+    CHECK_EQ(hear(&neighbours, 2, 1000000, 100001), 0);
+    CHECK_EQ(hear(&neighbours, 1, 1000000, 100001), 0);       /* a lower number that is new */
     CHECK_EQ(hear(&neighbours, CL_NEIGHBOURS_MAX, 15, 3), 0); /* there is no such number */
 }
 
 /* ---- whole endpoints ---- */
 
-enum { RANKS_MOST = 4, MIB = 1 << 20, MESSAGE_BYTES = 8 * MIB, WIRE_BYTES = 1514, PAYLOAD_BYTES = 1432 };
+enum { RANKS_MOST = 8, MIB = 1 << 20, MESSAGE_BYTES = 8 * MIB, WIRE_BYTES = 1514, PAYLOAD_BYTES = 1432 };
 
 static uint8_t data[MESSAGE_BYTES], target[MESSAGE_BYTES];
 

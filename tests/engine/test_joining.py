@@ -192,7 +192,7 @@ def test_a_lost_peer_is_met_again_in_a_new_group() -> None:
         ("peer", 1 << 16),
         ("pid", 0),
         ("bell", "b" * 32),
-        ("meter", -1),
+        ("meter", -2),
         ("shm", None),
         ("ports", [{"address": "127.0.0.2"}]),
         ("ports", [None]),
