@@ -30,8 +30,8 @@ static const double TARGET_DEPTHS = 0.5;
 static const double GAIN_STARTUP = 2;
 static const double GAIN_EMPTY = 1.25; /* no packet waits: the link can carry more */
 static const double GAIN_MIN = 0.5;
-static const double SLOW_PATH = 0.5;                                         /* of the capacity */
-static const uint64_t CAPACITY_LEAST = 10000, CAPACITY_MOST = 1000000000000; /* that a neighbour may tell */
+static const double SLOW_PATH = 0.5;                                          /* of the capacity */
+static const uint64_t CAPACITY_LEAST = 100000, CAPACITY_MOST = 1000000000000; /* that a neighbour may tell */
 
 /* The time that `packets` take on the link, within the limits of a depth. */
 static uint32_t depth_of(const struct cl_egress *egress, double packets)
@@ -164,7 +164,10 @@ struct cl_told cl_egress_tell(const struct cl_egress *egress)
 static bool is_likely(const struct cl_egress *egress, const struct cl_told *news)
 {
     double most = NEWS_TIMES * egress->capacity * NEWS_US / 1e6;
-    return (double)news->bytes[CL_CLASSES_BETWEEN_HOSTS - 1] < most && (double)news->lost < most;
+    bool likely = (double)news->lost < most;
+    for (int class = 0; class < CL_CLASSES_BETWEEN_HOSTS; class ++)
+        likely = likely && (double)news->bytes[class] < most;
+    return likely;
 }
 
 void cl_egress_hear(struct cl_egress *egress, uint32_t neighbour, const struct cl_told *told, uint64_t now_us)
@@ -229,7 +232,7 @@ static void adapt_depth(struct cl_egress *egress, uint64_t now_us)
     else
         cl_batches_judge(&egress->batches, egress->round_trip_us, now_us);
     if (verdict == CL_LOSS_TRIAL_FULL)
-        overflowed(egress, tried ? egress->cut_depth_us : egress->depth_us, now_us);
+        overflowed(egress, tried ? egress->cut_depth_us : common_depth_us(egress), now_us);
     else if (verdict == CL_LOSS_TRIAL_LOSSY)
         egress->depth_us = egress->overflow_us;
     else if (tried && !trial->trial)
@@ -316,10 +319,13 @@ static void measure(struct cl_egress *egress, struct cl_egress_view *view, const
     struct cl_egress_sample *start = &view->start[sample->class];
     int32_t arrived_us = (int32_t)(sample->clock_us - start->clock_us); /* time between the two arrivals */
     int32_t depths = egress->neighbours.active > 0 ? SPAN_DEPTHS_SHARED : SPAN_DEPTHS;
+    int32_t least_us = depths * (int32_t)egress->depth_us;
+    if (egress->neighbours.active > 0 && least_us > SPAN_MAX_US / 2)
+        least_us = SPAN_MAX_US / 2;
     if (view->started >> sample->class & 1 && sample->snapshot.bytes > start->snapshot.bytes && arrived_us >= 0 &&
         arrived_us < SPAN_MAX_US) {
         if (sample->snapshot.bytes - start->snapshot.bytes < (uint64_t)SPAN_PACKETS * egress->datagram_bytes ||
-            arrived_us < (egress->startup ? SPAN_STARTUP_US : depths * (int32_t)egress->depth_us))
+            arrived_us < (egress->startup ? SPAN_STARTUP_US : least_us))
             return;
         measure_between(egress, start, sample, (uint64_t)arrived_us, last, now_us < egress->mixed_until_us);
     }
@@ -367,7 +373,7 @@ void cl_egress_on_settled(struct cl_egress *egress, uint32_t acked, uint32_t los
 void cl_egress_overflowed(struct cl_egress *egress, uint64_t now_us)
 {
     if (!egress->startup && !egress->loss_trial.trial && is_settled(egress, now_us))
-        overflowed(egress, egress->depth_us, now_us);
+        overflowed(egress, common_depth_us(egress), now_us);
 }
 
 uint64_t cl_egress_batch(const struct cl_egress *egress, uint64_t now_us)

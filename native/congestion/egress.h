@@ -26,9 +26,10 @@
  *    receiver's port, the fabric), and that path's window answers it.
  *
  * rate = share of the capacity * (1 + (target - queue) / RECOVERY), and higher while there is no queue at all. The
- * bucket holds the rate times `depth`: an engine thread that slept that long catches up at once. Losses may mean that
- * the link's queue has less room. Then the depth goes down to its least for a loss trial (loss_trial.h): if the losses
- * stop, the depth shrinks and grows again slowly; if they go on, the link is lossy and the depth stays.
+ * bucket holds the capacity times `depth`, and beside other processes an equal part of that: an engine thread that
+ * slept that long catches up at once. Losses may mean that the link's queue has less room. Then the depth goes down to
+ * its least for a loss trial (loss_trial.h): if the losses stop, the depth shrinks and grows again slowly; if they go
+ * on, the link is lossy and the depth stays.
  *
  * Urgent packets have to get past that queue. So where several classes are in use, the more urgent ones do not wait for
  * the bucket: they go into debt, by a burst at most. Less urgent packets pay the debt; if a burst is not enough, the

@@ -1,10 +1,10 @@
 /*
  * Neighbours: the other processes of this host that send through an interface. Each tells at any time what it knows of
- * the interface. From the bytes that they have sent follows the share that this process may use.
+ * the interface. This process computes its own share from the bytes that they have sent.
  *
- * All that send have equal shares. What those do not use that send clearly less is divided among the others. So where
- * all want more than their share, all have the same, however they are measured, and together they send what the
- * interface carries. A process that sends a small part of a share, as of acknowledgements, does not count.
+ * All that send have equal shares. If one sends clearly less than its share, the others divide the rest. If all want
+ * more than their share, all get the same, and together they fill the interface: errors in the measured rates do not
+ * change that. A process that sends a small part of a share, such as acknowledgements, does not count.
  */
 #pragma once
 
@@ -39,6 +39,7 @@ struct cl_neighbours {
     uint32_t recent; /* those that sent lately, and may begin again at any time */
     bool changed;    /* since the last judgement */
     uint64_t judged_us;
+    uint64_t idle_us;  /* who has not sent for so long does not send now */
     double unused;     /* what others leave to this process beyond its equal share, in bytes per second */
     double small;      /* what those send that do not count */
     uint32_t depth_us; /* the shortest that one has told which sent lately; UINT32_MAX: none has */
@@ -46,8 +47,8 @@ struct cl_neighbours {
 
 void cl_neighbours_init(struct cl_neighbours *neighbours);
 /* Takes in what a neighbour (0 to CL_NEIGHBOURS_MAX - 1) tells. Gives the bytes since its last word, by class, and
- * those lost. There are none after the first word, after a silence, and where it has sent less than before: then its
- * bytes are of another time, or of another process. */
+ * those lost. They are 0 in three cases: the neighbour is heard for the first time; it was not heard for a while; its
+ * counters went down. */
 void cl_neighbours_hear(struct cl_neighbours *neighbours, uint32_t neighbour, const struct cl_told *told,
                         struct cl_told *news, uint64_t now_us);
 /* All have been heard. Judges them anew, if the last judgement was so long ago. capacity: of the interface, in bytes

@@ -314,8 +314,8 @@ struct cl_path_stats {
     uint64_t heard_us;    /* when a packet of the peer, acknowledgements included, last came over it (CLOCK_MONOTONIC);
                            * 0: never */
     uint32_t datagram_bytes; /* larger packets leave in fragments: the path carries none larger */
-    /* Bytes per second that the interface of the path carries, as measured, and the bytes that this process has sent
-     * through it, with headers. */
+    /* Bytes per second that the interface of the path carries for this process, as measured, and the bytes that this
+     * process has sent through it, with headers. */
     uint64_t capacity_bytes, carried_bytes;
     /* Bytes per second of the interface in its fastest moments of lately: at which peers have acknowledged data that
      * left through it, and at which data came in. 0: unknown. */

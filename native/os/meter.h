@@ -1,7 +1,7 @@
 /*
  * Meter: what this process has sent through each of its interfaces, and what it knows of their links, in a page of
- * memory that the other processes of the host read. An interface is known by a number made of its address, which is the
- * same in all of them.
+ * memory that the other processes of the host read. The number of an interface is a hash of its address, so all
+ * processes have the same number for it.
  *
  * The page is an anonymous memory file that others open through /proc. It is sealed: its size stays.
  */
@@ -29,7 +29,8 @@ struct cl_meter {
 
 /* An error leaves the meter as it is, without lines. */
 int cl_meter_open(struct cl_meter *meter);
-/* Maps the page behind a descriptor of another process. CL_ESYSTEM: it is gone, or is none. */
+/* Maps the page behind a descriptor of another process. CL_ESYSTEM: the process has ended, or the
+ * descriptor is no meter. */
 int cl_meter_read(int32_t pid, int32_t fd, struct cl_meter *meter);
 void cl_meter_close(struct cl_meter *meter);
 

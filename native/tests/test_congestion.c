@@ -161,6 +161,13 @@ TEST(test_processes_of_a_host_tell_each_other)
         CHECK_EQ(cl_congestion_nic_tell(&other).capacity, 0);
         CHECK_EQ(cl_congestion_nic_tell(&other).bytes[8], 0);
         CHECK(cl_congestion_nic_rate(&other) > 1000000);
+        absurd = (struct cl_told){.capacity = ABSURD[i], .depth_us = 1};
+        cl_congestion_nic_init(&other, cl_congestion_find(NULL), BYTES);
+        cl_congestion_nic_hear(&other, 0, &absurd, 1000000);
+        absurd.bytes[0] = UINT64_MAX / 2; /* with no bytes in all */
+        cl_congestion_nic_hear(&other, 0, &absurd, 1000001);
+        CHECK_EQ(cl_congestion_nic_tell(&other).capacity, 0);
+        CHECK_EQ(other.delay.egress.bytes[0], 0);
     }
     const char *const fixed = "fixed";
     cl_congestion_nic_init(&other, cl_congestion_find(fixed), BYTES);

@@ -59,14 +59,14 @@ TEST(test_shares)
     static const struct {
         double rates[3], share, spare;
     } CASES[] = {
-        {{0, 0, 0}, 1, 1},                            /* nobody sends */
-        {{50e6, 0, 0}, 0.5, 0.5},                     /* it would take more */
-        {{40e6, 0, 0}, 0.5, 0.5},                     /* it uses its share, as far as one can measure */
-        {{30e6, 0, 0}, 0.7, 0.5},                     /* it does not */
-        {{1e6, 0, 0}, 0.99, 1},                       /* acknowledgements: it does not count */
-        {{25e6, 25e6, 25e6}, 0.25, 0.25},             /* all want more */
-        {{1e6, 33e6, 33e6}, (1 - 0.03) / 3, 1.0 / 3}, /* what the first one takes is small */
-        {{10e6, 30e6, 30e6}, 0.25 + 0.15 / 3, 0.25},  /* what it leaves is for three */
+        {{0, 0, 0}, 1, 1},                           /* nobody sends */
+        {{50e6, 0, 0}, 0.5, 0.5},                    /* it would take more */
+        {{40e6, 0, 0}, 0.5, 0.5},                    /* it uses its share, as far as one can measure */
+        {{30e6, 0, 0}, 0.7, 0.5},                    /* it does not */
+        {{1e6, 0, 0}, 0.99, 1},                      /* acknowledgements: it does not count */
+        {{25e6, 25e6, 25e6}, 0.25, 0.25},            /* all want more */
+        {{1e6, 33e6, 33e6}, 0.99 / 3, 1.0 / 3},      /* what the first one takes is small */
+        {{10e6, 30e6, 30e6}, 0.25 + 0.15 / 3, 0.25}, /* what it leaves is for three */
         {{1e6, 1e6, 1e6}, 0.97, 1},
     };
     for (size_t i = 0; i < sizeof CASES / sizeof *CASES; i++) {
@@ -76,7 +76,7 @@ TEST(test_shares)
             CHECK_EQ(hear(&neighbours, j, 5000000 * (3 - j), 1000000), 0);
         CHECK(share(&neighbours) == 1);
         uint64_t now_us = pass(&neighbours, CASES[i].rates, 3, 1000000);
-        CHECK(share(&neighbours) > CASES[i].share - 0.02 && share(&neighbours) < CASES[i].share + 0.02);
+        CHECK(about(share(&neighbours), CASES[i].share));
         CHECK(about(cl_neighbours_spare(&neighbours), CASES[i].spare));
         now_us = pass(&neighbours, (double[]){0, 0, 0}, 3, now_us);
         now_us = pass(&neighbours, (double[]){0, 0, 0}, 3, now_us);
@@ -105,6 +105,38 @@ TEST(test_one_begins)
     for (int i = 0; i < 60; i++)
         now_us = pass(&neighbours, (double[]){0}, 1, now_us);
     CHECK(cl_neighbours_spare(&neighbours) == 1);
+}
+
+/* One that sends little all the time begins once, and not again in each long judgement. */
+TEST(test_small_rates_and_long_judgements)
+{
+    enum { LONG_US = 8000 };
+    struct cl_neighbours neighbours;
+    cl_neighbours_init(&neighbours);
+    hear(&neighbours, 0, 0, 1000000);
+    cl_neighbours_judge(&neighbours, CAPACITY, LONG_US, 1000000);
+    for (uint64_t now_us = 1000500; now_us < 1200000; now_us += 500) {
+        hear(&neighbours, 0, bytes_of(&neighbours, 0) + 1000, now_us); /* 2 % of the link */
+        cl_neighbours_judge(&neighbours, CAPACITY, LONG_US, now_us);
+        CHECK(now_us < 1100000 || share(&neighbours) > 0.97);
+    }
+}
+
+/* Those that begin late in a judgement's time have not sent less than their share. */
+TEST(test_two_begin_late_in_a_judgement)
+{
+    enum { LONG_US = 8000 };
+    struct cl_neighbours neighbours;
+    cl_neighbours_init(&neighbours);
+    for (uint32_t i = 0; i < 2; i++)
+        hear(&neighbours, i, 0, 1000000);
+    cl_neighbours_judge(&neighbours, CAPACITY, LONG_US, 1000000);
+    for (uint64_t now_us = 1006500; now_us < 1100000; now_us += 500) {
+        for (uint32_t i = 0; i < 2; i++)
+            hear(&neighbours, i, bytes_of(&neighbours, i) + 20000, now_us); /* more than a third each */
+        cl_neighbours_judge(&neighbours, CAPACITY, LONG_US, now_us);
+        CHECK(share(&neighbours) < 0.4);
+    }
 }
 
 /* Others that begin again and again do not stop the judgement. */

@@ -337,6 +337,9 @@ TEST(test_death)
         for (;;)
             pause();
     CHECK_EQ(cl_engine_watch_process(world.engines[0], 1, child), CL_OK);
+    CHECK_EQ(cl_engine_read_meter(world.engines[0], 1, cl_engine_meter(world.engines[1])),
+             CL_OK); /* the child has it */
+    CHECK(world.engines[0]->peers.watched[0].meter.lines != NULL);
     uint32_t sent = 4711, words[3] = {0}, culprit = 9;
     CHECK_EQ(finish(start_send(&team, 1, 0, 8, &sent, 4, PATIENCE_US)), CL_OK);
     cl_operation *any = start_receive(&team, 0, UINT32_MAX, 9, &words[1], 4, PATIENCE_US);
@@ -345,6 +348,7 @@ TEST(test_death)
     for (bool alive = true; alive; usleep(1000)) {
         pthread_mutex_lock(&world.engines[0]->core);
         alive = world.engines[0]->endpoint->peers.list[1]->alive;
+        CHECK(alive || world.engines[0]->peers.watched[0].meter.lines == NULL);
         pthread_mutex_unlock(&world.engines[0]->core);
     }
     CHECK_EQ(cl_operation_status(any), CL_EAGAIN); /* rank 2 may still send it */
