@@ -10,7 +10,7 @@ from torch.distributed import HashStore, TCPStore
 
 from commlayer.errors import CommError, ConfigError, OperationTimeoutError
 from commlayer.transport.bootstrap import JOB, Rendezvous, _announce, _job, agree, entry, stored_top
-from commlayer.transport.description import check_description, check_job, printable, read_description
+from commlayer.transport.description import FORMAT, check_description, check_job, printable, read_description
 from commlayer.transport.members import Members
 
 
@@ -143,14 +143,14 @@ def test_a_setting_that_another_version_lacks_is_a_difference(values: list[dict[
         b"{}",
         b'{"settings": {}, "policy": {}}',
         b'{"format": 1, "settings": {}, "policy": {}}',
-        b'{"format": 3, "settings": {}, "policy": 1}',
-        b'{"format": 3, "settings": [], "policy": {}}',
+        b'{"format": %d, "settings": {}, "policy": 1}' % FORMAT,
+        b'{"format": %d, "settings": [], "policy": {}}' % FORMAT,
     ],
 )
 def test_a_text_that_is_no_description_is_refused(text: bytes) -> None:
     with pytest.raises(CommError, match=r"rank 4 of group '7': rank 9 \(hostb\) describes itself with .*same version"):
         read_description(text, MEMBERS, 1)
-    assert read_description(b'{"format": 3, "settings": {}, "policy": {}, "new": 1}', MEMBERS, 1)["new"] == 1
+    assert read_description(b'{"format": %d, "settings": {}, "policy": {}, "new": 1}' % FORMAT, MEMBERS, 1)["new"] == 1
 
 
 @pytest.mark.parametrize(("name", "value"), [("key", "00"), ("key", 1), ("job", -1), ("group", None), ("paired", 1)])
