@@ -61,9 +61,8 @@ struct cl_egress {
     /* since the start, by this process; `bytes`: of a class and all more urgent ones */
     uint64_t own_bytes[CL_CLASSES_BETWEEN_HOSTS], own_lost_bytes;
     uint64_t bytes[CL_CLASSES_BETWEEN_HOSTS], lost_bytes; /* the same, by the neighbours as well */
-    struct cl_neighbours neighbours;
-    uint64_t idle_us; /* when the link was last known to be idle */
-    uint64_t full_us; /* when a packet last found the pacer's bucket full */
+    uint64_t idle_us;                                     /* when the link was last known to be idle */
+    uint64_t full_us;                                     /* when a packet last found the pacer's bucket full */
     uint64_t busy_until_us;
     double capacity;    /* bytes per second */
     uint32_t weight;    /* measurements that `capacity` averages, up to a maximum */
@@ -82,11 +81,12 @@ struct cl_egress {
     struct cl_loss_trial loss_trial;
     struct cl_batches batches;
     uint64_t epoch_end_us;
-    uint8_t last_class;       /* the least urgent class seen lately */
-    uint64_t last_class_us;   /* when it was seen */
-    uint64_t borrowed;        /* bytes that urgent classes sent on debt since the others had their turn */
-    uint64_t mixed_until_us;  /* until then, several classes count as in use */
-    uint64_t urgent_until_us; /* until then, a class below CL_CLASSES_URGENT counts as in use beside others */
+    uint8_t last_class;              /* the least urgent class seen lately */
+    uint64_t last_class_us;          /* when it was seen */
+    uint64_t borrowed;               /* bytes that urgent classes sent on debt since the others had their turn */
+    uint64_t mixed_until_us;         /* until then, several classes count as in use */
+    uint64_t urgent_until_us;        /* until then, a class below CL_CLASSES_URGENT counts as in use beside others */
+    struct cl_neighbours neighbours; /* last: it is large */
 };
 
 /* State of the interface when it sent a packet. */

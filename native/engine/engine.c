@@ -119,7 +119,7 @@ static bool send_packets(void *context)
         size_t count = cl_endpoint_send(engine->endpoint, now, engine->batch, CL_SEND_BATCH);
         for (size_t sent = 0; sent < count;)
             sent += send_run(engine, &engine->batch[sent], count - sent);
-        cl_peers_tell_neighbours(&engine->meter, engine->endpoint); /* of losses, too */
+        cl_peers_tell_neighbours(&engine->peers, &engine->meter, engine->endpoint); /* of losses, too */
         more = count > 0;
     }
     return more;

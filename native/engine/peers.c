@@ -206,9 +206,12 @@ static void store(_Atomic uint64_t *word, uint64_t value)
         atomic_store_explicit(word, value, memory_order_relaxed);
 }
 
-void cl_peers_tell_neighbours(const struct cl_meter *own, const struct cl_endpoint *endpoint)
+void cl_peers_tell_neighbours(const struct cl_peers *peers, const struct cl_meter *own,
+                              const struct cl_endpoint *endpoint)
 {
-    for (uint32_t i = 0; own->lines != NULL && i < CL_METER_INTERFACES; i++) {
+    if (own->lines == NULL || peers->watched_count == 0)
+        return; /* nobody reads it */
+    for (uint32_t i = 0; i < CL_METER_INTERFACES; i++) {
         struct cl_meter_line *line = &own->lines[i];
         if (load(&line->key) == 0)
             continue;

@@ -53,4 +53,5 @@ int cl_peers_read_meter(struct cl_peers *peers, uint16_t peer, int32_t fd);
 void cl_peers_hear_neighbours(const struct cl_peers *peers, const struct cl_meter *own, struct cl_endpoint *endpoint,
                               uint64_t now_us);
 /* Tells them what this process knows. */
-void cl_peers_tell_neighbours(const struct cl_meter *own, const struct cl_endpoint *endpoint);
+void cl_peers_tell_neighbours(const struct cl_peers *peers, const struct cl_meter *own,
+                              const struct cl_endpoint *endpoint);

@@ -75,7 +75,7 @@ TEST(test_meters)
     CHECK_EQ(second->neighbours.active, 1);
     CHECK_EQ(second->bytes[4], 20000);
     CHECK_EQ(second->bytes[3], 0);
-    cl_peers_tell_neighbours(&own, endpoint);
+    cl_peers_tell_neighbours(&peers, &own, endpoint);
     CHECK_EQ(atomic_load(&own.lines[0].capacity), 0);
     CHECK_EQ(atomic_load(&own.lines[1].capacity), 25000000);
     CHECK_EQ(atomic_load(&own.lines[1].bytes[CL_METER_COUNTERS - 1]), 0); /* of this process */
