@@ -95,32 +95,28 @@ TEST(test_a_mark_ends_it)
     CHECK(cl_contest_window(&contest) > 90 * BYTES); /* the rest of the control goes on from there */
 }
 
-/* Several hosts have one window together, and take longer to find their queue. */
-TEST(test_senders_share_a_window)
+/* So many have one window together, and take longer to find their queue. */
+static void share_a_window(uint32_t *number_of_them)
 {
     start();
-    senders = 4;
+    *number_of_them = 4;
     CHECK_EQ(rounds(30, 2000), CL_CONTEST_NONE);
     CHECK_EQ(rounds(60, 2000), CL_CONTEST_BEGAN);
     CHECK((int)contest.cubic.window >= 4 * ROUND_PACKETS);
     uint64_t window = cl_contest_window(&contest);
-    senders = 2;
+    *number_of_them = 2;
     round_trip(2000, 0, UINT32_MAX);
     CHECK(cl_contest_window(&contest) > 19 * window / 10);
 }
 
-/* So do the ranks of this host. */
-TEST(test_ranks_share_a_window)
+TEST(test_hosts_share_a_window)
 {
-    start();
-    ranks = 4;
-    CHECK_EQ(rounds(30, 2000), CL_CONTEST_NONE);
-    CHECK_EQ(rounds(60, 2000), CL_CONTEST_BEGAN);
-    CHECK((int)contest.cubic.window >= 4 * ROUND_PACKETS);
-    uint64_t window = cl_contest_window(&contest);
-    ranks = 2;
-    round_trip(2000, 0, UINT32_MAX);
-    CHECK(cl_contest_window(&contest) > 19 * window / 10);
+    share_a_window(&senders);
+}
+
+TEST(test_ranks_of_a_host_share_a_window)
+{
+    share_a_window(&ranks);
 }
 
 /* The queue grows by 9 us with each packet of a round, to 0.9 ms: a buffer that is full loses packets at the end of
