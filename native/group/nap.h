@@ -18,8 +18,8 @@
 enum {
     CL_NAP_BATCH = 16,       /* packets that a nap waits for */
     CL_NAP_SPARE = 2,        /* packets before the end of a message that wake the thread one by one */
-    CL_NAP_SPACING_US = 125, /* packets further apart than this are no bulk transfer */
-    CL_NAP_PAUSE_US = 500,   /* a pause between two packets is at least this long */
+    CL_NAP_SPACING_US = 250, /* packets further apart than this are no bulk transfer */
+    CL_NAP_PAUSE_US = 2000,  /* a pause between two packets is at least this long; others send in shorter ones */
     CL_NAP_STEADY_US = 4000, /* how long the spacing of a batch holds */
     CL_NAP_LEAST_US = 60,    /* a shorter nap is not worth a system call */
     CL_NAP_MOST_US = 1000,

@@ -12,9 +12,8 @@ enum { DATAGRAM_BYTES_MIN = 128 };
 
 int cl_endpoint_create(const struct cl_endpoint_config *config, struct cl_endpoint **endpoint)
 {
-    const struct cl_rate_control_type *rate_control = cl_congestion_find(config->rate_control);
     if (config->datagram_bytes < DATAGRAM_BYTES_MIN || config->datagram_bytes > CL_ENDPOINT_DATAGRAM_BYTES_MAX ||
-        config->auth > CL_AUTH_OFF || rate_control == NULL)
+        config->auth > CL_AUTH_OFF || cl_congestion_find(config->rate_control) == NULL)
         return CL_EINVAL;
     struct cl_endpoint *made = calloc(1, sizeof(*made));
     if (made == NULL)
@@ -24,8 +23,6 @@ int cl_endpoint_create(const struct cl_endpoint_config *config, struct cl_endpoi
     made->seal = (struct cl_seal){config->auth, config->job, cl_siphash_key(config->key), &made->nh};
     cl_packet_expand_key(&made->nh, &made->seal.key);
     made->payload_bytes = cl_packet_payload_bytes(config->datagram_bytes);
-    for (int i = 0; i < CL_PEER_PATHS_MAX; i++)
-        cl_congestion_nic_init(&made->nics.list[i].congestion, rate_control, config->datagram_bytes);
     cl_unexpected_init(&made->unexpected, config->unexpected_limit_bytes, made->payload_bytes);
     *endpoint = made;
     return CL_OK;
@@ -56,6 +53,15 @@ void cl_endpoint_destroy(struct cl_endpoint *endpoint)
     free(endpoint);
 }
 
+/* An interface that no peer is reached through has no state: that of the neighbours is large. */
+static void begin_nics(struct cl_endpoint *endpoint, uint16_t count)
+{
+    const struct cl_rate_control_type *rate_control = cl_congestion_find(endpoint->config.rate_control);
+    for (; endpoint->nics.count < count; endpoint->nics.count++)
+        cl_congestion_nic_init(&endpoint->nics.list[endpoint->nics.count].congestion, rate_control,
+                               endpoint->config.datagram_bytes);
+}
+
 int cl_endpoint_add_peer(struct cl_endpoint *endpoint, uint16_t peer, uint16_t path_count, const uint32_t *interfaces)
 {
     if (path_count < 1 || path_count > CL_PEER_PATHS_MAX || cl_peer_list_find(&endpoint->peers, peer) != NULL)
@@ -73,18 +79,17 @@ int cl_endpoint_add_peer(struct cl_endpoint *endpoint, uint16_t peer, uint16_t p
     if (!cl_peer_list_reserve(&endpoint->peers, peer) ||
         !cl_timers_reserve(&endpoint->timers, endpoint->peers.count + 3))
         return CL_ENOMEM;
+    begin_nics(endpoint, nic_count);
     struct cl_peer *made = cl_peer_create(peer, path_count, nics, endpoint->config.datagram_bytes);
     if (made == NULL)
         return CL_ENOMEM;
     if (endpoint->config.peer_timeout_us)
         made->timeout_us = endpoint->config.peer_timeout_us;
-    for (uint16_t i = 0; i < path_count; i++) {
+    for (uint16_t i = 0; i < path_count; i++)
         made->paths[i].port = &endpoint->outbox.ports[nics[i] - endpoint->nics.list];
-    }
     made->payload_bytes = endpoint->payload_bytes;
     made->history.in_flight = &endpoint->signatures;
     cl_peer_list_add(&endpoint->peers, made);
-    endpoint->nics.count = nic_count;
     cl_peer_list_urge(&endpoint->peers, made); /* the first PINGs measure the empty network */
     cl_endpoint_arm(endpoint, made, 0);
     return CL_OK;
@@ -133,13 +138,16 @@ int cl_endpoint_credit_peer(struct cl_endpoint *endpoint, uint16_t peer, uint32_
 
 struct cl_told cl_endpoint_tell(const struct cl_endpoint *endpoint, uint32_t interface)
 {
+    if (interface >= endpoint->nics.count)
+        return (struct cl_told){0};
     return cl_congestion_nic_tell(&endpoint->nics.list[interface].congestion);
 }
 
 void cl_endpoint_hear(struct cl_endpoint *endpoint, uint32_t interface, uint32_t neighbour, const struct cl_told *told,
                       uint64_t now_us)
 {
-    cl_congestion_nic_hear(&endpoint->nics.list[interface].congestion, neighbour, told, now_us);
+    if (interface < endpoint->nics.count)
+        cl_congestion_nic_hear(&endpoint->nics.list[interface].congestion, neighbour, told, now_us);
 }
 
 void cl_endpoint_heard(struct cl_endpoint *endpoint, uint64_t now_us)

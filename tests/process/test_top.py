@@ -91,7 +91,7 @@ def look(size: int) -> str:
     client.close()
     job = view["job"]
     assert (job["live"], job["world"], job["unheard"]) == (size, size, [])
-    assert job["step_s"] >= 0.08
+    assert job["step_s"] >= 0.05  # the slow rank sleeps 0.08 s, in which another may begin its own step late
     assert 0.01 < job["exposed_step_s"] < job["step_s"]
     assert 0 < job["late_step_s"] <= job["exposed_step_s"]
     assert job["policies"] == ["int8, loss bound 0.01"]
