@@ -79,10 +79,10 @@ static inline void cl_congestion_nic_hear(struct cl_congestion_nic *nic, uint32_
     nic->control.type->nic_hear(&nic->control, neighbour, told, now_us);
 }
 
-/* All of them have been heard. */
-static inline void cl_congestion_nic_heard(struct cl_congestion_nic *nic, uint64_t now_us)
+/* All of them have been heard. Returns whether one of them sends now. */
+static inline bool cl_congestion_nic_heard(struct cl_congestion_nic *nic, uint64_t now_us)
 {
-    nic->control.type->nic_heard(&nic->control, now_us);
+    return nic->control.type->nic_heard(&nic->control, now_us);
 }
 
 /* Packets were acknowledged, at least one. */

@@ -58,9 +58,9 @@ static void sent(struct cl_rate_control *control, uint8_t class, uint8_t first_c
     cl_active_set_see(&egress->receivers, &delay->receiver, now_us);
 }
 
-static void nic_heard(struct cl_rate_control_nic *nic, uint64_t now_us)
+static bool nic_heard(struct cl_rate_control_nic *nic, uint64_t now_us)
 {
-    cl_egress_heard(&((struct cl_delay_nic *)(void *)nic)->egress, now_us); /* its first member */
+    return cl_egress_heard(&((struct cl_delay_nic *)(void *)nic)->egress, now_us); /* its first member */
 }
 
 static struct cl_told nic_tell(const struct cl_rate_control_nic *nic)

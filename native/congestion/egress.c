@@ -186,10 +186,11 @@ void cl_egress_hear(struct cl_egress *egress, uint32_t neighbour, const struct c
     }
 }
 
-void cl_egress_heard(struct cl_egress *egress, uint64_t now_us)
+bool cl_egress_heard(struct cl_egress *egress, uint64_t now_us)
 {
     if (cl_neighbours_judge(&egress->neighbours, egress->capacity, SHARE_DEPTHS * egress->depth_us, now_us))
         set_rate(egress, now_us);
+    return egress->neighbours.active > 0;
 }
 
 /* Grows the depth halfway to the last overflow, then slowly, to find out whether there is more room. */

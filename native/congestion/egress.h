@@ -135,8 +135,8 @@ void cl_egress_sent(struct cl_egress *egress, uint8_t class, uint32_t bytes);
 /* What this process knows of the interface, for its neighbours; what one of them knows (neighbours.h). */
 struct cl_told cl_egress_tell(const struct cl_egress *egress);
 void cl_egress_hear(struct cl_egress *egress, uint32_t neighbour, const struct cl_told *told, uint64_t now_us);
-/* All neighbours have been heard. */
-void cl_egress_heard(struct cl_egress *egress, uint64_t now_us);
+/* All neighbours have been heard. Returns whether one of them sends now. */
+bool cl_egress_heard(struct cl_egress *egress, uint64_t now_us);
 
 /* What the interface carries of this process, in bytes per second: its share of the capacity. */
 static inline double cl_egress_rate(const struct cl_egress *egress)

@@ -38,10 +38,11 @@ static struct cl_told nic_tell(const struct cl_rate_control_nic *nic)
     return (struct cl_told){0};
 }
 
-static void nic_heard(struct cl_rate_control_nic *nic, uint64_t now_us)
+static bool nic_heard(struct cl_rate_control_nic *nic, uint64_t now_us)
 {
     (void)nic;
     (void)now_us;
+    return false;
 }
 
 static void nic_hear(struct cl_rate_control_nic *nic, uint32_t neighbour, const struct cl_told *told, uint64_t now_us)

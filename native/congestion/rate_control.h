@@ -94,7 +94,7 @@ struct cl_rate_control_type {
     void (*sent_control)(struct cl_rate_control *control, uint32_t bytes);
     struct cl_told (*nic_tell)(const struct cl_rate_control_nic *nic);
     void (*nic_hear)(struct cl_rate_control_nic *nic, uint32_t neighbour, const struct cl_told *told, uint64_t now_us);
-    void (*nic_heard)(struct cl_rate_control_nic *nic, uint64_t now_us);
+    bool (*nic_heard)(struct cl_rate_control_nic *nic, uint64_t now_us);
     void (*acknowledged)(struct cl_rate_control *control, const struct cl_congestion_ack *ack, uint64_t now_us);
     void (*lost)(struct cl_rate_control *control, uint32_t packets);
     void (*timeout)(struct cl_rate_control *control, uint32_t count);

@@ -115,7 +115,7 @@ static bool send_packets(void *context)
     uint64_t now = cl_now_us();
     bool more = true;
     for (int i = 0; more && i < SEND_BATCHES; i++) {
-        cl_peers_hear_neighbours(&engine->peers, &engine->meter, engine->endpoint, now);
+        engine->nap.shared = cl_peers_hear_neighbours(&engine->peers, &engine->meter, engine->endpoint, now);
         size_t count = cl_endpoint_send(engine->endpoint, now, engine->batch, CL_SEND_BATCH);
         for (size_t sent = 0; sent < count;)
             sent += send_run(engine, &engine->batch[sent], count - sent);

@@ -180,11 +180,11 @@ static struct cl_told read_line(const struct cl_meter_line *line)
     return told;
 }
 
-void cl_peers_hear_neighbours(const struct cl_peers *peers, const struct cl_meter *own, struct cl_endpoint *endpoint,
+bool cl_peers_hear_neighbours(const struct cl_peers *peers, const struct cl_meter *own, struct cl_endpoint *endpoint,
                               uint64_t now_us)
 {
     if (own->lines == NULL || peers->watched_count == 0)
-        return;
+        return false;
     for (uint32_t interface = 0; interface < CL_METER_INTERFACES; interface++) {
         uint64_t key = load(&own->lines[interface].key);
         for (uint32_t i = 0; key != 0 && i < peers->watched_count; i++) {
@@ -196,7 +196,7 @@ void cl_peers_hear_neighbours(const struct cl_peers *peers, const struct cl_mete
             cl_endpoint_hear(endpoint, interface, i, &told, now_us);
         }
     }
-    cl_endpoint_heard(endpoint, now_us);
+    return cl_endpoint_heard(endpoint, now_us);
 }
 
 /* A word that stays costs its readers nothing. */

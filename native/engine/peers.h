@@ -49,8 +49,9 @@ int cl_peers_add(struct cl_peers *peers, const struct cl_peer_options *options, 
 int cl_peers_watch(struct cl_peers *peers, uint16_t peer, int32_t pid);
 /* Reads the meter of a watched process from now on. */
 int cl_peers_read_meter(struct cl_peers *peers, uint16_t peer, int32_t fd);
-/* Tells the endpoint what the other processes of this host know of the interfaces of this process's meter. */
-void cl_peers_hear_neighbours(const struct cl_peers *peers, const struct cl_meter *own, struct cl_endpoint *endpoint,
+/* Tells the endpoint what the other processes of this host know of the interfaces of this process's meter. Returns
+ * whether one of them sends now. */
+bool cl_peers_hear_neighbours(const struct cl_peers *peers, const struct cl_meter *own, struct cl_endpoint *endpoint,
                               uint64_t now_us);
 /* Tells them what this process knows. */
 void cl_peers_tell_neighbours(const struct cl_peers *peers, const struct cl_meter *own,

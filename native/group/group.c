@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "group/awaited.h"
 #include "group/p2p.h"
 
 enum { TELL_AGAIN_US = 1000 /* the time after which peers are told of a failure for which there was no memory */ };
@@ -203,86 +204,32 @@ int cl_group_check(struct cl_group *group)
     return status == CL_OK ? heard(group) : status;
 }
 
-/* Whether the wait for one local rank is in vain: see cl_group_check_host. */
-static int check_rank(struct cl_group *group, uint32_t queue, uint32_t index, uint32_t value, uint64_t now_us)
-{
-    int status = cl_host_queues_doubt(&group->host_queues, queue, index, value, now_us);
-    if (status == CL_EPEERLOST && heard(group) != CL_OK) /* a rank that leaves aborts the group just before */
-        return atomic_load(&group->status);
-    if (status != CL_OK)
-        cl_group_fail(group, status, group->host_queues.local[index]);
-    return status;
-}
-
-/* Whether the gate of an operation stays closed, because one of the ranks that have not come there will not come: the
- * first of them may only be late. *late: that one. */
-static int check_gate(struct cl_group *group, const struct cl_host_turn *turn, uint64_t now_us, uint32_t *late)
-{
-    const struct cl_host_queue *queue = &group->host_queues.queues[turn->queue];
-    int status = CL_OK;
-    for (uint32_t i = 0; i < group->host_queues.local_count && status == CL_OK; i++) {
-        if (cl_host_queue_reached(queue, i, turn->gate))
-            continue;
-        *late = *late == UINT32_MAX ? i : *late;
-        status = check_rank(group, turn->queue, i, turn->gate, now_us);
-    }
-    return status;
-}
-
-/* The same once it has opened: also for ranks that the operation only waits for after others. */
-static int check_awaited(struct cl_group *group, const struct cl_operation *operation, uint64_t now_us, uint32_t *late)
-{
-    struct cl_host_queues *queues = &group->host_queues;
-    uint32_t queue = operation->turn.queue, rank, value;
-    int status = CL_OK;
-    for (uint32_t n = 0; status == CL_OK && cl_executor_awaits(operation->executor, n, &rank, &value); n++) {
-        *late = *late == UINT32_MAX ? queues->index[rank] : *late;
-        status = check_rank(group, queue, queues->index[rank], value, now_us);
-    }
-    for (uint32_t i = 0; i < queues->local_count && status == CL_OK; i++)
-        if (atomic_load(&queues->lost[i]) && cl_executor_needs(operation->executor, queues->local[i], &value))
-            status = check_rank(group, queue, i, value, now_us);
-    return status;
-}
-
 int cl_group_check_host(struct cl_group *group, const struct cl_operation *operation, uint64_t now_us,
                         uint64_t deadline_us)
 {
-    uint32_t late = UINT32_MAX;
+    struct cl_awaited found;
     int status = cl_group_check(group);
-    if (status == CL_OK)
-        status = operation->executor == NULL ? check_gate(group, &operation->turn, now_us, &late)
-                                             : check_awaited(group, operation, now_us, &late);
-    if (status != CL_OK || late == UINT32_MAX || now_us < deadline_us)
+    if (status != CL_OK)
         return status;
-    cl_group_fail(group, CL_ETIMEDOUT, group->host_queues.local[late]);
-    return CL_ETIMEDOUT;
-}
-
-static void await_list(const struct cl_operation *first, uint8_t *awaited)
-{
-    for (const struct cl_operation *operation = first; operation != NULL; operation = operation->next)
-        if (operation->kind == CL_OPERATION_PLAN && operation->executor != NULL)
-            cl_executor_unheard(operation->executor, awaited);
-}
-
-/* The first operation of a queue waits for the ranks that have not passed its gate. */
-static void await_gate(const struct cl_host_queues *queues, const struct cl_operation *first, uint8_t *awaited)
-{
-    if (first == NULL || first->kind != CL_OPERATION_PLAN || first->executor != NULL || !first->plan->uses_host)
-        return;
-    for (uint32_t i = 0; i < queues->local_count; i++)
-        if (!cl_host_queue_reached(&queues->queues[first->turn.queue], i, first->turn.gate))
-            awaited[queues->local[i]] = 1;
+    status = cl_awaited_check(&group->host_queues, operation, now_us, &found);
+    if (status == CL_EPEERLOST && heard(group) != CL_OK) /* a rank that leaves aborts the group just before */
+        return atomic_load(&group->status);
+    if (status == CL_OK && found.late != UINT32_MAX && now_us >= deadline_us) {
+        status = CL_ETIMEDOUT;
+        found.gone = found.late;
+    }
+    if (status != CL_OK)
+        cl_group_fail(group, status, group->host_queues.local[found.gone]);
+    return status;
 }
 
 void cl_group_await(const struct cl_group *group, uint8_t *awaited)
 {
-    await_list(group->in_flight.first, awaited);
-    await_list(group->waiting.first, awaited);
+    cl_awaited_list(group->in_flight.first, awaited);
+    cl_awaited_list(group->waiting.first, awaited);
     for (uint32_t queue = 0; queue < CL_GROUP_QUEUES; queue++) {
-        await_list(group->host_flight[queue].first, awaited);
-        await_gate(&group->host_queues, group->host_flight[queue].first, awaited);
+        cl_awaited_list(group->host_flight[queue].first, awaited);
+        cl_awaited_gate(&group->host_queues, group->host_flight[queue].first, awaited);
     }
 }
 
@@ -660,27 +607,6 @@ bool cl_group_only_trails(const struct cl_group *group)
            all_early(group->waiting.first);
 }
 
-/* Asks for the bells of one operation, the first of its queue. */
-static bool arm_bells(struct cl_group *group, const struct cl_operation *operation)
-{
-    const struct cl_host_turn *turn = &operation->turn;
-    const struct cl_host_queue *queue = &group->host_queues.queues[turn->queue];
-    uint32_t rank, value, behind;
-    if (operation->executor == NULL) {
-        if (!cl_host_queues_gate_is_open(&group->host_queues, turn, &behind))
-            group->io.request_bell(group->io.context, turn->queue, behind);
-        /* A calling thread that has taken the queue wakes the engine when it leaves. */
-        return atomic_load(&queue->taken) || !cl_host_queues_gate_is_open(&group->host_queues, turn, &behind);
-    }
-    for (uint32_t i = 0; cl_executor_awaits(operation->executor, i, &rank, &value); i++) {
-        uint32_t index = group->host_queues.index[rank];
-        group->io.request_bell(group->io.context, turn->queue, index);
-        if (cl_host_queue_reached(queue, index, value))
-            return false;
-    }
-    return true;
-}
-
 bool cl_group_arm_bells(struct cl_group *group, uint64_t now_us, uint64_t *deadline_us)
 {
     bool waiting = group->mailbox.queues != NULL;
@@ -694,7 +620,7 @@ bool cl_group_arm_bells(struct cl_group *group, uint64_t now_us, uint64_t *deadl
             continue;
         if (now_us + CL_SLEEP_MAX_US < *deadline_us)
             *deadline_us = now_us + CL_SLEEP_MAX_US;
-        if (!arm_bells(group, operation))
+        if (!cl_awaited_arm(&group->host_queues, &group->io, operation))
             return false;
     }
     return true;

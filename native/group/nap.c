@@ -2,7 +2,8 @@
 
 void cl_nap_arrived(struct cl_nap *nap, uint64_t at_us)
 {
-    if (!nap->begun || at_us > nap->last_us + CL_NAP_PAUSE_US) {
+    uint64_t pause_us = nap->shared ? CL_NAP_PAUSE_SHARED_US : CL_NAP_PAUSE_US;
+    if (!nap->begun || at_us > nap->last_us + pause_us) {
         nap->begun = true;
         nap->start_us = nap->last_us = at_us;
         nap->packets = 0;
@@ -12,7 +13,8 @@ void cl_nap_arrived(struct cl_nap *nap, uint64_t at_us)
     if (++nap->packets < CL_NAP_BATCH)
         return;
     nap->spacing_us = (double)(nap->last_us - nap->start_us) / CL_NAP_BATCH;
-    nap->batched_us = nap->spacing_us <= CL_NAP_SPACING_US ? nap->last_us : 0;
+    bool bulk = nap->spacing_us <= (nap->shared ? CL_NAP_SPACING_SHARED_US : CL_NAP_SPACING_US);
+    nap->batched_us = bulk ? nap->last_us : 0;
     nap->start_us = nap->last_us;
     nap->packets = 0;
 }

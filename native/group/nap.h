@@ -8,7 +8,9 @@
  *
  * The spacing of packets is that of the last batch, by their times of arrival. The end of what is expected ends a
  * batch: where messages and answers alternate, the mean rate over both directions would be too low, and a nap would
- * last past the end of a message.
+ * last past the end of a message. A pause ends a batch, too: naps that count the pauses of a sender which waits for
+ * acknowledgements would make these pauses longer. But where ranks share an interface, a pause of one of them is the
+ * turn of another.
  */
 #pragma once
 
@@ -18,8 +20,11 @@
 enum {
     CL_NAP_BATCH = 16,       /* packets that a nap waits for */
     CL_NAP_SPARE = 2,        /* packets before the end of a message that wake the thread one by one */
-    CL_NAP_SPACING_US = 250, /* packets further apart than this are no bulk transfer */
-    CL_NAP_PAUSE_US = 2000,  /* a pause between two packets is at least this long; others send in shorter ones */
+    CL_NAP_SPACING_US = 125, /* packets further apart than this are no bulk transfer */
+    CL_NAP_PAUSE_US = 500,   /* a pause between two packets is longer than this */
+    /* the same where ranks of a host share an interface: they send in turns, and hosts are mostly alike */
+    CL_NAP_SPACING_SHARED_US = 250,
+    CL_NAP_PAUSE_SHARED_US = 2000,
     CL_NAP_STEADY_US = 4000, /* how long the spacing of a batch holds */
     CL_NAP_LEAST_US = 60,    /* a shorter nap is not worth a system call */
     CL_NAP_MOST_US = 1000,
@@ -27,6 +32,7 @@ enum {
 };
 
 struct cl_nap {
+    bool shared;                /* another rank of this host sends now */
     bool begun;                 /* the running batch has a first packet, from which its time counts */
     uint64_t start_us, last_us; /* when the running batch began; arrival of the latest packet */
     uint32_t packets;           /* packets of the running batch */

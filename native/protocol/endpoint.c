@@ -150,10 +150,12 @@ void cl_endpoint_hear(struct cl_endpoint *endpoint, uint32_t interface, uint32_t
         cl_congestion_nic_hear(&endpoint->nics.list[interface].congestion, neighbour, told, now_us);
 }
 
-void cl_endpoint_heard(struct cl_endpoint *endpoint, uint64_t now_us)
+bool cl_endpoint_heard(struct cl_endpoint *endpoint, uint64_t now_us)
 {
+    bool shared = false;
     for (uint32_t i = 0; i < endpoint->nics.count; i++)
-        cl_congestion_nic_heard(&endpoint->nics.list[i].congestion, now_us);
+        shared |= cl_congestion_nic_heard(&endpoint->nics.list[i].congestion, now_us);
+    return shared;
 }
 
 int cl_endpoint_bind_peer(struct cl_endpoint *endpoint, uint16_t peer, const uint32_t *ports)

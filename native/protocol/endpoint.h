@@ -70,10 +70,11 @@ int cl_endpoint_credit_peer(struct cl_endpoint *endpoint, uint16_t peer, uint32_
 /* What this process knows of interface 0 to 7, for the others of this host. */
 struct cl_told cl_endpoint_tell(const struct cl_endpoint *endpoint, uint32_t interface);
 /* What another process of this host, a number from 0 to CL_NEIGHBOURS_MAX - 1, knows of it. Before each
- * cl_endpoint_send all of them are heard, then cl_endpoint_heard is called: the processes share the interface so. */
+ * cl_endpoint_send all of them are heard, then cl_endpoint_heard is called: the processes share the interface so.
+ * Returns whether another one sends now. */
 void cl_endpoint_hear(struct cl_endpoint *endpoint, uint32_t interface, uint32_t neighbour, const struct cl_told *told,
                       uint64_t now_us);
-void cl_endpoint_heard(struct cl_endpoint *endpoint, uint64_t now_us);
+bool cl_endpoint_heard(struct cl_endpoint *endpoint, uint64_t now_us);
 
 /* Gives this process and the peer a key of their own, to be used instead of the job's; before their first packet.
  * CL_EINVAL for an unknown peer. */

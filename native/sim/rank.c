@@ -163,7 +163,7 @@ static void read_meters(struct sim_rank *rank)
             cl_endpoint_hear(rank->endpoint, path, i, &told, at_us);
         }
     }
-    cl_endpoint_heard(rank->endpoint, at_us);
+    rank->nap.shared = cl_endpoint_heard(rank->endpoint, at_us);
 }
 
 static bool send_packets(void *context)

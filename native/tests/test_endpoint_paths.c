@@ -246,6 +246,9 @@ TEST(test_paths_leave_through_their_interface)
     CHECK(endpoint->peers.list[6]->paths[0].nic == &endpoint->nics.list[1]);
     CHECK(endpoint->peers.list[6]->paths[1].nic == &endpoint->nics.list[0]);
     CHECK_EQ(endpoint->nics.count, 3);
+    struct cl_told told = {.capacity = 25000000};
+    cl_endpoint_hear(endpoint, 3, 0, &told, 1000000); /* nobody is reached through it */
+    CHECK_EQ(cl_endpoint_tell(endpoint, 3).capacity, 0);
 }
 
 TEST(test_a_ping_asks_on_each_path)

@@ -61,14 +61,14 @@ TEST(test_meters)
     send_more(&other.lines[0], 1000000);
     CHECK_EQ(cl_peers_read_meter(&peers, 3, other.fd), CL_EINVAL); /* nobody watches it */
     CHECK_EQ(cl_peers_watch(&peers, 3, getpid()), CL_OK);
-    cl_peers_hear_neighbours(&peers, &own, endpoint, 1000000); /* there is no meter yet */
+    CHECK(!cl_peers_hear_neighbours(&peers, &own, endpoint, 1000000)); /* there is no meter yet */
     CHECK_EQ(cl_peers_read_meter(&peers, 3, -1), CL_ESYSTEM);
     CHECK_EQ(cl_peers_read_meter(&peers, 3, other.fd), CL_OK);
-    CHECK_EQ(cl_peers_read_meter(&peers, 3, -1), CL_OK); /* it is known already */
-    cl_peers_hear_neighbours(&peers, &own, endpoint, 1000000);
+    CHECK_EQ(cl_peers_read_meter(&peers, 3, -1), CL_OK);               /* it is known already */
+    CHECK(!cl_peers_hear_neighbours(&peers, &own, endpoint, 1000000)); /* what it sent before does not count */
     send_more(&other.lines[0], 20000);
     atomic_store(&other.lines[0].capacity, 25000000);
-    cl_peers_hear_neighbours(&peers, &own, endpoint, 1001000);
+    CHECK(cl_peers_hear_neighbours(&peers, &own, endpoint, 1001000));
     const struct cl_egress *first = &endpoint->nics.list[0].congestion.delay.egress;
     const struct cl_egress *second = &endpoint->nics.list[1].congestion.delay.egress;
     CHECK_EQ(first->neighbours.active, 0);

@@ -17,7 +17,8 @@ import commlayer
 from commlayer.frontend.local.bell import Bell
 from tests import ranks
 from tests.process.hosts import LOOPBACK, on_hosts
-from tests.process.local_deaths import Plan, check
+from tests.process.local_deaths import check
+from tests.process.local_plan import Plan
 from tests.process.test_local_errors import check_refused, sgd
 from tests.process.test_local_steps import Given, Net
 from tests.world import until

@@ -17,8 +17,9 @@ import commlayer
 from commlayer.frontend.group import party
 from commlayer.frontend.local.meeting import on_all
 from tests import ranks
-from tests.process import local_deaths
-from tests.process.local_deaths import SIZE, Plan, check
+from tests.process import local_plan
+from tests.process.local_deaths import check
+from tests.process.local_plan import SIZE, Plan
 from tests.process.test_local_errors import Stopped, begin, check_refused, run
 from tests.process.test_local_steps import Net, train
 
@@ -26,7 +27,7 @@ from tests.process.test_local_steps import Net, train
 @pytest.mark.parametrize("wire", [ranks.UDP, {}], ids=["udp", "shm"])
 @pytest.mark.parametrize("seed", range(3))
 def test_drawn_deaths(seed: int, wire: dict[str, str]) -> None:
-    check(local_deaths.random_plan(1000 + seed), environ=wire)
+    check(local_plan.random_plan(1000 + seed), environ=wire)
 
 
 def taken(plan: Plan) -> list[int]:

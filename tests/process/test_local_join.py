@@ -16,7 +16,8 @@ import torch.distributed as dist
 import commlayer
 from tests import ranks
 from tests.process.hosts import LOOPBACK
-from tests.process.local_deaths import SIZE, Plan, Report, check
+from tests.process.local_deaths import Report, check
+from tests.process.local_plan import SIZE, Plan
 from tests.process.test_local_state import copied
 from tests.process.test_local_steps import Net, train
 

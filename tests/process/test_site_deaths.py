@@ -20,8 +20,9 @@ from torch.nn.parallel import DistributedDataParallel
 import commlayer
 from commlayer.frontend.local.rounds import Rounds
 from tests import ranks
-from tests.process import local_deaths
-from tests.process.local_deaths import Plan, check
+from tests.process import local_plan
+from tests.process.local_deaths import check
+from tests.process.local_plan import Plan
 from tests.process.test_local_errors import Stopped, begin, check_refused
 from tests.process.test_local_state import EXACT
 from tests.process.test_local_steps import Net, train
@@ -44,7 +45,7 @@ def taken(plan: Plan) -> dict[int, list[int]]:
 )
 @pytest.mark.parametrize("seed", [1000, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1001, 1002))])
 def test_drawn_deaths(seed: int, wire: dict[str, str]) -> None:
-    check(local_deaths.random_site_plan(seed), environ=wire)
+    check(local_plan.random_site_plan(seed), environ=wire)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

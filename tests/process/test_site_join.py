@@ -20,7 +20,8 @@ from torch.nn.parallel import DistributedDataParallel
 import commlayer
 from commlayer.frontend.local.rounds import Rounds
 from tests import ranks
-from tests.process.local_deaths import Plan, Report, begin_site, check
+from tests.process.local_deaths import Report, begin_site, check
+from tests.process.local_plan import Plan
 from tests.process.test_local_steps import Net, train
 
 

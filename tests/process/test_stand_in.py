@@ -23,8 +23,9 @@ import commlayer
 from commlayer.frontend.group import kept
 from commlayer.frontend.local import grace
 from tests import ranks
-from tests.process import local_deaths
-from tests.process.local_deaths import Plan, by_fragment, check, left_out
+from tests.process import local_plan
+from tests.process.local_deaths import by_fragment, check, left_out
+from tests.process.local_plan import Plan
 from tests.process.test_local_errors import Stopped, begin, check_refused, run
 from tests.process.test_local_steps import Given, Net, equal_on_all, train
 from tests.world import until
@@ -54,7 +55,7 @@ def test_sites_that_are_late_lose_no_step(more: dict[str, Any]) -> None:
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_drawn_programs(seed: int) -> None:
     """With sites that die, join and are late."""
-    check(local_deaths.late(local_deaths.random_plan(7000 + seed)), environ=ranks.UDP)
+    check(local_plan.late(local_plan.random_plan(7000 + seed)), environ=ranks.UDP)
 
 
 def test_no_more_sites_are_late_than_the_quorum_permits() -> None:
@@ -189,7 +190,7 @@ def test_a_rank_dies_while_another_site_is_late() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_drawn_programs_of_sites_of_several_ranks(seed: int) -> None:
-    check(local_deaths.late(local_deaths.random_site_plan(7000 + seed)), environ=ranks.UDP)
+    check(local_plan.late(local_plan.random_site_plan(7000 + seed)), environ=ranks.UDP)
 
 
 @pytest.mark.parametrize("is_in_store", [False, True])
