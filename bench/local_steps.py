@@ -9,7 +9,7 @@
     python -m bench.local_steps --only exact    where `auto` stays exact: 4 sites at 200 Mbit/s, beside DDP's hook
     python -m bench.local_steps --only torchft  beside torchft's DiLoCo and LocalSGD on gloo, 20 Mbit/s, in the
                                                 environment .venv-hosts/torchft of the Makefile
-    python -m bench.local_steps --train         trainings end to end at 20 and 100 Mbit/s (6 minutes)
+    python -m bench.local_steps --train         trainings end to end at 20 and 100 Mbit/s (15 minutes)
     python -m bench.local_steps --quick         one round at 100 Mbit/s; keeps nothing
     python -m bench.local_steps --table         only the tables of the kept results
 

@@ -49,6 +49,11 @@ current_words = _words.get
 """Returns the words of the operation that starts in this context; None: it has none."""
 
 
+FIRST = 2
+"""The class of short exchanges beside gradients: they go first. Beside classes 0 and 1, which are more urgent, the
+queues and naps of gradients are kept short, and that costs some of the link for a second."""
+
+
 @contextlib.contextmanager
 def priority(n: int) -> Iterator[None]:
     """Operations that start in this context have class `n`, 0 (most urgent) to 7.
