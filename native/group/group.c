@@ -214,12 +214,11 @@ int cl_group_check_host(struct cl_group *group, const struct cl_operation *opera
     status = cl_awaited_check(&group->host_queues, operation, now_us, &found);
     if (status == CL_EPEERLOST && heard(group) != CL_OK) /* a rank that leaves aborts the group just before */
         return atomic_load(&group->status);
-    if (status == CL_OK && found.late != UINT32_MAX && now_us >= deadline_us) {
+    bool expired = status == CL_OK && found.late != UINT32_MAX && now_us >= deadline_us;
+    if (expired)
         status = CL_ETIMEDOUT;
-        found.gone = found.late;
-    }
     if (status != CL_OK)
-        cl_group_fail(group, status, group->host_queues.local[found.gone]);
+        cl_group_fail(group, status, group->host_queues.local[expired ? found.late : found.gone]);
     return status;
 }
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ...config import number
 from ...errors import ConfigError
-from ..work.context import FIRST, labelled, priority
+from ..work.context import AHEAD, labelled, priority
 from .hook_group import largest_of
 
 COUNT_MAX = float(2**53)
@@ -44,7 +44,7 @@ def weight_of(samples: Callable[[], float], group: dist.ProcessGroup, device: to
     count = number(given)
     is_count = 0 <= count <= COUNT_MAX
     size, rank = group.size(), group.rank()
-    with priority(FIRST), labelled("samples"):
+    with priority(AHEAD), labelled("samples"):
         counts = largest_of(group, _at(rank, [count if is_count else -1.0], size), device)
         wrong = [place for place, found in enumerate(counts) if found < 0]
         if wrong:

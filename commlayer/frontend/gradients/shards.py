@@ -31,7 +31,7 @@ from ...compress.feedback import Added
 from ...config import Policy
 from ...errors import CommError, ConfigError
 from ..group.backend import CommProcessGroup
-from ..work.context import FIRST, labelled, priority
+from ..work.context import AHEAD, labelled, priority
 from .between import FACTORS, FAULTS, between
 from .commit import Commit, Settled
 from .gradient import Reduction, reduce_gradient
@@ -212,7 +212,7 @@ class Shards:
         """Whether there are infinite averages on any rank, and a rank of the job on which an operation failed."""
         whole = self._whole
         assert whole is not None  # noqa: S101  # of `_begin`
-        with priority(FIRST), labelled("within"):
+        with priority(AHEAD), labelled("within"):
             overflows, culprit = largest_of(whole, [not finite, failed * (1 + whole.rank())])
         return overflows > 0, dist.get_global_rank(whole, int(culprit) - 1) if culprit else None
 

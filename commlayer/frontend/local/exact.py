@@ -31,7 +31,7 @@ from ...errors import ConfigError
 from ..gradients.hook_group import largest_of
 from ..gradients.passes import Passes
 from ..group.backend import CommProcessGroup
-from ..work.context import FIRST, labelled, priority
+from ..work.context import AHEAD, labelled, priority
 from .bucket import Bucket, buckets_of, whole_buckets_of
 from .exact_state import ExactState, check_whole
 from .fragment import adopt, fragments_of
@@ -281,7 +281,7 @@ class ExactSteps:
         )
         options = AllreduceOptions()
         options.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
-        with priority(FIRST), labelled(f"exact step {self.steps}"):
+        with priority(AHEAD), labelled(f"exact step {self.steps}"):
             work = self._group.allreduce([flags], options)
         self._told = max(head.passes for head in self._heads.meet())
         work.wait()
@@ -305,7 +305,7 @@ class ExactSteps:
         order = torch.tensor([numbers[parameter] for parameter in own], dtype=torch.int64, device="cpu")
         options = BroadcastOptions()
         options.rootRank = 0
-        with priority(FIRST), labelled("order of gradients"):
+        with priority(AHEAD), labelled("order of gradients"):
             self._group.broadcast([order], options).wait()
         self.order = order.tolist()
         self._divide(self._ordered(self.order))

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from ...errors import CommError, ConfigError
 from ..group.backend import CommProcessGroup
-from ..work.context import FIRST, labelled, priority
+from ..work.context import AHEAD, labelled, priority
 from ..work.odd import odd_ones, usual
 from .meeting import on_all
 from .sync import no_count
@@ -57,7 +57,7 @@ class Heads:
         """Tells the others this rank's head. An average begins."""
         self._all = torch.empty(self._group.size(), len(own), dtype=torch.float64, device="cpu")
         self._met = None
-        with priority(FIRST), labelled(f"exact step {own.step}"):
+        with priority(AHEAD), labelled(f"exact step {own.step}"):
             self._work = self._group.all_gather_single(
                 self._all.view(-1), torch.tensor(own, dtype=torch.float64, device="cpu")
             )

@@ -49,9 +49,9 @@ current_words = _words.get
 """Returns the words of the operation that starts in this context; None: it has none."""
 
 
-FIRST = 2
-"""The class of short exchanges beside gradients: they go first. Beside classes 0 and 1, which are more urgent, the
-queues and naps of gradients are kept short, and that costs some of the link for a second."""
+AHEAD = 2
+"""The class of short exchanges that go ahead of gradients. Classes 0 and 1 are more urgent. But for a second after an
+operation of theirs the engine keeps the gradients' queues and its own naps short, which costs some of the link."""
 
 
 @contextlib.contextmanager
