@@ -1,3 +1,4 @@
+import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -6,6 +7,7 @@ import pytest
 
 from commlayer.tools.emulate.event import Event
 from commlayer.tools.emulate.link import Link
+from commlayer.tools.emulate.namespace import EmulationError
 from commlayer.tools.emulate.network import Network
 from commlayer.tools.emulate.scenario import Scenario
 from commlayer.tools.emulate.stress import Stress
@@ -48,6 +50,29 @@ def test_incast_comes_in_bursts_of_every_sender(protocol: Protocol) -> None:
         elapsed_s = time.monotonic() - start_s
         assert stress.error is None
     assert elapsed_s > 0.7  # five whole periods lie between six bursts; the first may have been before
+
+
+def controls_of(stress: Stress) -> set[bytes]:
+    """The congestion controls of the senders: each flow opens its sink, and then one socket for each sender."""
+    senders = [opened for traffic in stress._traffic for opened in traffic._open[1 : 1 + traffic._flow.senders]]
+    return {sender.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0") for sender in senders}
+
+
+@pytest.mark.needs_root
+@pytest.mark.parametrize("given", [{}, {"congestion_control": "reno"}], ids=["cubic", "reno"])
+def test_the_machine_does_not_choose_the_congestion_control(given: dict[str, str]) -> None:
+    wanted = given.get("congestion_control", "cubic")
+    flow = Cross(to=0, share=0.5, protocol="tcp", **given)  # type: ignore[arg-type]
+    with Network(Scenario(hosts=1, nics=(Link(rate_bps=20e6),), cross=(flow,))) as network, Stress(network) as stress:
+        assert controls_of(stress) == {wanted.encode()}
+
+
+@pytest.mark.needs_root
+def test_a_congestion_control_that_the_kernel_lacks_is_named() -> None:
+    flow = Cross(to=0, share=0.5, protocol="tcp", congestion_control="none")
+    refusal = pytest.raises(EmulationError, match="congestion control 'none': this kernel refuses it")
+    with Network(Scenario(hosts=1, nics=(Link(rate_bps=20e6),), cross=(flow,))) as network, refusal, Stress(network):
+        pass
 
 
 @pytest.mark.needs_root

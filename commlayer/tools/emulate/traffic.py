@@ -13,8 +13,9 @@ import time
 from dataclasses import dataclass
 from typing import Literal
 
+from . import tcp
 from .link import Link
-from .namespace import open_socket
+from .namespace import EmulationError, open_socket
 from .table import check
 
 Protocol = Literal["udp", "tcp"]
@@ -31,11 +32,15 @@ class Flow:
     """The host it goes to."""
     nic: int = 0
     protocol: Protocol = "udp"
+    congestion_control: str = "cubic"
+    """Of TCP; the machine's default does not count."""
     dscp: int = 0
     senders: int = 1
     """Number of hosts that send it together."""
 
     def __post_init__(self) -> None:
+        name = self.congestion_control
+        check(tcp.is_name(name), "congestion_control", name, "use a name as cubic or bbr, in quotes")
         check(0 <= self.dscp <= 63, "dscp", self.dscp, "use 0 to 63")
         check(1 <= self.senders <= 32, "senders", self.senders, "use 1 to 32")
 
@@ -80,7 +85,8 @@ class Traffic:
     """A running flow: a thread for each sender and each TCP receiver, with sockets inside the namespaces."""
 
     def __init__(self, flow: Flow, sources: list[str], target: str, address: str, payload_bytes: int) -> None:
-        """`sources` and `target` are names of namespaces, `address` is the target's."""
+        """`sources` and `target` are names of namespaces, `address` is the target's. Raises EmulationError if this
+        kernel does not have the flow's congestion control."""
         self._flow, self._payload_bytes = flow, payload_bytes
         self._stop = threading.Event()
         self._open: list[socket.socket] = []
@@ -97,6 +103,8 @@ class Traffic:
         for source in sources:
             out = self._socket(source, self._kind)
             out.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, flow.dscp << 2)
+            if self._kind == socket.SOCK_STREAM:
+                self._choose(out, flow.congestion_control)
             out.settimeout(_CONNECT_S)
             self._start(self._send, out, sink.getsockname(), first_s)
 
@@ -115,6 +123,16 @@ class Traffic:
     def _socket(self, namespace: str, kind: int) -> socket.socket:
         self._open.append(open_socket(namespace, kind))
         return self._open[-1]
+
+    @staticmethod
+    def _choose(out: socket.socket, congestion_control: str) -> None:
+        try:
+            out.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, congestion_control.encode())
+        except OSError as error:
+            raise EmulationError(
+                f"traffic with TCP congestion control {congestion_control!r}: this kernel refuses it ({error}); "
+                f"tcp_available_congestion_control has those that it has"
+            ) from error
 
     def _start(self, work: object, *arguments: object) -> None:
         thread = threading.Thread(target=self._guard, args=(work, *arguments), daemon=True)

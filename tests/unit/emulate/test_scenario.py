@@ -39,6 +39,7 @@ loss = 0.03
 to = 1
 share = 0.5
 protocol = "tcp"
+congestion_control = "bbr"
 [[incast]]
 to = 0
 nic = 1
@@ -64,7 +65,7 @@ def test_whole_file(tmp_path: Path) -> None:
         tcp_congestion_control=("cubic",),
         nics=(Link(rate_bps=150e6, loss=0.01, loss_burst_packets=8), Link(rate_bps=50e6)),
         links=(Unlike(host=2, nic=1, loss=0.03),),
-        cross=(Cross(to=1, share=0.5, protocol="tcp"),),
+        cross=(Cross(to=1, share=0.5, protocol="tcp", congestion_control="bbr"),),
         incast=(Incast(to=0, nic=1),),
         events=(Event(at_s=5, action="link_down", host=2, nic=1),),
     )
@@ -165,6 +166,10 @@ def test_rates_may_be_text(tmp_path: Path) -> None:
         ("[[cross]]\nto = 0", r"cross\[0\].to = 0: the link has no rate_bps"),
         ("[[nic]]\nrate_bps = 1e6\n[[incast]]\nto = 7", r"incast\[0\].to = 7"),
         ("[[nic]]\nrate_bps = 1e6\n[[cross]]\nto = 0\nprotocol = 'sctp'", r"protocol = 'sctp': expected one of udp"),
+        (
+            "[[nic]]\nrate_bps = 1e6\n[[cross]]\nto = 0\ncongestion_control = 'CUBIC'",
+            r"congestion_control = 'CUBIC': use a name as cubic or bbr",
+        ),
         ("[[event]]\nat_s = 1\naction = 'explode'\nhost = 0", r"event\[0\].action = 'explode': expected one of link_d"),
         ("[[event]]\nat_s = 1\naction = 'loss'\nhost = 0", r"event\[0\].action = 'loss': needs loss"),
         ("[[event]]\nat_s = 1\naction = 'link_up'\nhost = 0\nloss = 0.1", r"event\[0\].loss = 0.1: action link_up has"),
