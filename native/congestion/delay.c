@@ -84,16 +84,19 @@ static bool is_alone(const struct cl_delay *delay, uint64_t now_us)
     return cl_egress_receivers(&nic_of(&delay->control)->egress, now_us) < 2 && now_us > delay->crowd_us + CROWD_US;
 }
 
-/* The queue that this job keeps on purpose. Where paths share an interface or a port, their windows keep some as well.
- * Other ranks of this host keep no windows' queue beyond the common target, but each may have a burst there.
- * Urgent packets shorten the target at once, but not the queue, which takes its time to drain: the usual target counts.
+/* The queue that this job keeps on purpose. It is a number of packets, and the more of the link another flow takes, the
+ * longer a packet seems to take: it counts as long as it takes when this job has the link. Where paths share an
+ * interface or a port, their windows keep some as well. Other ranks of this host keep no windows' queue beyond the
+ * common target, but each may have a burst there. Urgent packets shorten the target at once, but not the queue, which
+ * takes its time to drain: the usual target counts.
  */
 static uint32_t kept_us(const struct cl_delay *delay, uint64_t now_us)
 {
     struct cl_egress *egress = &nic_of(&delay->control)->egress;
-    uint32_t beyond_us = cl_cc_target_us(&delay->cc, (uint32_t)cl_egress_packet_us(egress));
-    double bursts_us = egress->neighbours.recent * BURST_PACKETS * cl_egress_packet_us(egress);
-    return (uint32_t)(cl_egress_target_us(egress) + bursts_us) + (is_alone(delay, now_us) ? 0 : beyond_us);
+    double packet_us = cl_egress_fastest_packet_us(egress);
+    uint32_t beyond_us = cl_cc_target_us(&delay->cc, (uint32_t)packet_us);
+    double bursts_us = egress->neighbours.recent * BURST_PACKETS * packet_us;
+    return (uint32_t)(cl_egress_kept_us(egress) + bursts_us) + (is_alone(delay, now_us) ? 0 : beyond_us);
 }
 
 /* Does another flow fill the queue? Traffic that yields does not ask: it has a window of its own. */

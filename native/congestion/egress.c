@@ -19,6 +19,8 @@ enum {
     WEIGHT_MAX = 8,
     CONFIRMED = 8,           /* measurements */
     ROUND_TRIP_MEMORY = 128, /* epochs: acknowledgements of long paths may come far apart */
+    FASTEST_MEMORY = 2048,   /* epochs: about ten seconds */
+    FASTEST_WEIGHT = 2,      /* measurements: the first one may be of the start's burst */
     BATCH_MOST_US = 400,     /* other peers wait for its end */
     SHARE_DEPTHS = 2,        /* the time in which the neighbours' rate is measured */
     SPAN_DEPTHS_SHARED = 8,  /* what neighbours send is counted a little early or late: longer measurements */
@@ -33,11 +35,18 @@ static const double GAIN_MIN = 0.5;
 static const double SLOW_PATH = 0.5;                                          /* of the capacity */
 static const uint64_t CAPACITY_LEAST = 100000, CAPACITY_MOST = 1000000000000; /* that a neighbour may tell */
 
+/* The longest depth of a link on which a packet takes so long. */
+static double longest_depth_us(double packet_us)
+{
+    double least_us = packet_us * DEPTH_MIN_PACKETS;
+    return least_us > DEPTH_MAX_US ? least_us : DEPTH_MAX_US;
+}
+
 /* The time that `packets` take on the link, within the limits of a depth. */
 static uint32_t depth_of(const struct cl_egress *egress, double packets)
 {
     double packet_us = cl_egress_packet_us(egress), depth_us = packets * packet_us;
-    double least_us = packet_us * DEPTH_MIN_PACKETS, most_us = least_us > DEPTH_MAX_US ? least_us : DEPTH_MAX_US;
+    double least_us = packet_us * DEPTH_MIN_PACKETS, most_us = longest_depth_us(packet_us);
     least_us = least_us < DEPTH_MIN_US ? DEPTH_MIN_US : least_us;
     return (uint32_t)(depth_us < least_us ? least_us : depth_us < most_us ? depth_us : most_us);
 }
@@ -57,6 +66,13 @@ static uint32_t common_depth_us(const struct cl_egress *egress)
 double cl_egress_target_us(const struct cl_egress *egress)
 {
     return TARGET_DEPTHS * common_depth_us(egress) + TARGET_PACKETS * cl_egress_packet_us(egress);
+}
+
+double cl_egress_kept_us(const struct cl_egress *egress)
+{
+    double packet_us = cl_egress_fastest_packet_us(egress);
+    double depth_us = common_depth_us(egress), most_us = longest_depth_us(packet_us);
+    return TARGET_DEPTHS * (depth_us < most_us ? depth_us : most_us) + TARGET_PACKETS * packet_us;
 }
 
 static double present_target_us(const struct cl_egress *egress, uint64_t now_us)
@@ -251,6 +267,9 @@ static void end_epoch(struct cl_egress *egress, uint64_t now_us)
     } else {
         adapt_depth(egress, now_us);
     }
+    egress->fastest -= egress->fastest / FASTEST_MEMORY;
+    if (egress->weight >= FASTEST_WEIGHT && egress->capacity > egress->fastest)
+        egress->fastest = egress->capacity;
     egress->empty = egress->epoch_longest_us < cl_egress_target_us(egress) / 4;
     egress->round_trip_us -= egress->round_trip_us / ROUND_TRIP_MEMORY;
     egress->epoch_queue_us = UINT32_MAX;

@@ -65,6 +65,7 @@ struct cl_egress {
     uint64_t full_us;                                     /* when a packet last found the pacer's bucket full */
     uint64_t busy_until_us;
     double capacity;    /* bytes per second */
+    double fastest;     /* the highest capacity of lately: beside another flow, what is measured goes down */
     uint32_t weight;    /* measurements that `capacity` averages, up to a maximum */
     uint32_t confirmed; /* measurements since the queue last overflowed that confirm it, up to a maximum */
     uint32_t depth_us;
@@ -161,6 +162,8 @@ static inline uint32_t cl_egress_receivers(struct cl_egress *egress, uint64_t no
 /* The length of the queue to keep in front of the interface, as a time. While urgent packets are about, it is shorter.
  */
 double cl_egress_target_us(const struct cl_egress *egress);
+/* The same at the highest capacity of lately: a longer queue is not one that this host keeps. */
+double cl_egress_kept_us(const struct cl_egress *egress);
 
 /* The bytes of a batch (batches.h) that may go to one peer: what the pacer gathers, but no more than leaves in a short
  * time, for which other peers wait. 0: now there are no batches. */
@@ -170,6 +173,13 @@ uint64_t cl_egress_batch(const struct cl_egress *egress, uint64_t now_us);
 static inline double cl_egress_packet_us(const struct cl_egress *egress)
 {
     return egress->datagram_bytes * 1e6 / egress->capacity;
+}
+
+/* The same at the highest capacity of lately. */
+static inline double cl_egress_fastest_packet_us(const struct cl_egress *egress)
+{
+    double fastest = egress->fastest > egress->capacity ? egress->fastest : egress->capacity;
+    return egress->datagram_bytes * 1e6 / fastest;
 }
 
 /* How long the bytes sent so far still take to drain, by the pacer's account. */

@@ -304,3 +304,28 @@ TEST(test_ranks_beside_tcp)
         CHECK(sum > 35 && sum < 65);
     }
 }
+
+/* They begin beside it, and pause between their messages, as in all-reduces of a job. */
+TEST(test_ranks_that_begin_beside_tcp)
+{
+    enum { RANKS = 2, ROUNDS = 12, MBIT = 200, DELAY_US = 100, PAUSE_US = 5000, SEEDS = 6 };
+    double ideal_us = (double)RANKS * MESSAGE_BYTES / PAYLOAD_BYTES * WIRE_BYTES * 8 / MBIT;
+    for (uint64_t seed = 1; seed <= SEEDS; seed++) {
+        struct network *network = pair(RANKS, MBIT, DELAY_US, seed);
+        network->sleep_ns = 300000;
+        struct tcp *tcp = tcp_new(network, TCP_CUBIC, 2 * DELAY_US);
+        network_run_until(network, network_now_us(network) + 500000 + 50000 * seed);
+        uint64_t begun_us = network_now_us(network);
+        for (uint32_t round = 0; round < ROUNDS; round++) {
+            for (uint32_t i = 0; i < RANKS; i++)
+                post(network, i, round);
+            CHECK(network_run_completions(network, round + 1, network_now_us(network) + 60000000));
+            network_run_until(network, network_now_us(network) + PAUSE_US);
+        }
+        double times = (double)(network_now_us(network) - begun_us - ROUNDS * PAUSE_US) / (ROUNDS * ideal_us);
+        printf("   seed %u: %.2f times the time without TCP\n", (unsigned)seed, times);
+        CHECK(times < 1 / 0.35);
+        network_free(network);
+        tcp_free(tcp);
+    }
+}
