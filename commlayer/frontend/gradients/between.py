@@ -16,7 +16,7 @@ import torch.distributed as dist
 from ...config import Policy
 from ...errors import CommError, ConfigError
 from ..group.backend import CommProcessGroup
-from ..work.context import labelled, priority
+from ..work.context import AHEAD, labelled, priority
 from .hook_group import group_of, largest_of
 
 NOT_A_MEMBER, UNKNOWN, FACTORS = -1, -2, -3
@@ -37,7 +37,7 @@ def between(whole: CommProcessGroup, within: Any, policy: Policy, *, fault: int 
     makes no sense; and the errors of a new group.
     """
     ranks = dist.get_process_group_ranks(whole)
-    with priority(0), labelled("within"):
+    with priority(AHEAD), labelled("within"):
         rows = _rows(whole, _row(within, fault, len(ranks)))
         text = fault_of(dict(zip(ranks, rows, strict=True)))
         if text:
