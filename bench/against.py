@@ -155,6 +155,14 @@ CASES = {
         )
         for name, codec, text in (("pair-ddp", "", ""), ("pair-ddp-int4", "int4-int8", " in int4-int8"))
     },
+    "local-exact": Case(
+        "exact step of LocalSteps, 8 MiB of gradients, 4 hosts, 200 Mbit/s",
+        "exact",
+        (("width", 512), ("iters", 10), ("warmup", 4)),
+        4,
+        (),
+        "clean200",
+    ),
     **{f"fabric-{seed}": Case(f"fabric, all-to-owner, seed {seed}", seed=seed) for seed in SEEDS},
 }
 

@@ -1,5 +1,5 @@
-"""The measured ranks of bench/against.py: they use torch.distributed and the hook alone, so that they run on any
-commit's package.
+"""The measured ranks of bench/against.py: they use torch.distributed and the hook, and one kind of them LocalSteps, so
+that they run on the package of almost any commit.
 
     python bench/jobs/against.py TREE                   serves requests from its standard input, on loopback
     python bench/jobs/against.py TREE REQUEST           one rank of an emulated network
@@ -140,6 +140,33 @@ def ddp(join: Join, width: int, iters: int, warmup: int, codec: str = "") -> Fou
     return timed(step, iters, warmup)
 
 
+def exact(join: Join, width: int, iters: int, warmup: int) -> Found:
+    """An exact step of LocalSteps: 8 layers of width x width, float32. Raises ValueError if ranks differ at the end."""
+    join()
+    model = layers(width, 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    values = torch.randn(8, width) + dist.get_rank()
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(values).square().mean().backward()
+        optimizer.step()
+
+    with commlayer.LocalSteps(model, optimizer, 8, exact_steps=warmup + iters + 1):
+        found = timed(step, iters, warmup)
+        check_equal(model)
+    return found
+
+
+def check_equal(model: nn.Module) -> None:
+    """Raises ValueError if rank 0 has other weights."""
+    own = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+    first = own.clone()
+    dist.broadcast(first, 0)
+    if not torch.equal(own, first):
+        raise ValueError(f"rank {dist.get_rank()}: exact steps gave other weights than on rank 0")
+
+
 def pipeline(join: Join, width: int, iters: int, warmup: int) -> Found:
     """A step of torch's 1F1B: a stage of 4 layers on each rank, 8 micro-batches of 16 rows."""
     join()
@@ -184,7 +211,7 @@ def resident(name: str) -> int:
 
 
 KINDS: dict[str, Callable[..., Found]] = {
-    case.__name__: case for case in (all_reduce, all_reduces, reduce_scatter, p2p, ddp, pipeline, start, memory)
+    case.__name__: case for case in (all_reduce, all_reduces, reduce_scatter, p2p, ddp, exact, pipeline, start, memory)
 }
 
 
