@@ -121,7 +121,7 @@ CASES = {
         for name, text in (
             ("pair-near", "round trips of 0.2 ms"),
             ("pair-far", "round trips of 100 ms"),
-            ("pair-tcp", "beside TCP"),
+            ("pair-tcp", "beside cubic"),
             ("pair-shallow", "round trips of 4 ms, buffers of 24 packets"),
         )
     },

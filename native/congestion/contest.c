@@ -164,7 +164,7 @@ static enum cl_contest_news judge_queue(struct cl_contest *contest, uint64_t now
 {
     if (contest->least_us == UINT32_MAX)
         return CL_CONTEST_NONE;
-    if (contest->marked || contest->least_us <= KEPT * contest->kept_us) {
+    if (contest->marked || contest->least_us <= KEPT * contest->kept_alone_us) {
         contest->queued_rounds = 0;
         return CL_CONTEST_NONE;
     }
@@ -174,7 +174,7 @@ static enum cl_contest_news judge_queue(struct cl_contest *contest, uint64_t now
     }
     contest->most_bytes = contest->bytes > contest->most_bytes ? contest->bytes : contest->most_bytes;
     bool shares = !contest->alone || contest->ranks > 1;
-    uint64_t wait_us = (uint64_t)(shares ? QUEUED_KEPT_SHARED : QUEUED_KEPT) * contest->kept_us;
+    uint64_t wait_us = (uint64_t)(shares ? QUEUED_KEPT_SHARED : QUEUED_KEPT) * contest->kept_alone_us;
     if (contest->queued_rounds < CL_CONTEST_ROUNDS || now_us <= contest->queued_us + wait_us)
         return CL_CONTEST_NONE;
     return begin(contest, (double)contest->most_bytes);
@@ -194,7 +194,7 @@ static enum cl_contest_news probe(struct cl_contest *contest, uint64_t now_us)
         contest->probed_us = 0;
         contest->probe_every *= contest->probe_every < PROBE_EVERY_MOST ? 2 : 1;
         contest->rounds = contest->probe_every;
-    } else if (contest->queue_us > contest->base_us * DRAINED && contest->queue_us > KEPT * contest->kept_us) {
+    } else if (contest->queue_us > contest->base_us * DRAINED && contest->queue_us > KEPT * contest->kept_alone_us) {
         contest->probed_us = contest->queue_us;
         contest->rounds = PROBE_ROUNDS;
     }
@@ -268,6 +268,7 @@ static enum cl_contest_news see_queue(struct cl_contest *contest, const struct c
     contest->longest_us = fmax(sample->queue_us, (1 - LONGEST_FADES) * contest->longest_us);
     contest->base_us = sample->base_us;
     contest->kept_us = sample->kept_us;
+    contest->kept_alone_us = sample->kept_alone_us;
     contest->least_us = sample->queue_us < contest->least_us ? sample->queue_us : contest->least_us;
     return sample->largest >= contest->round_end ? end_round(contest, sample->next, now_us) : CL_CONTEST_NONE;
 }

@@ -46,7 +46,8 @@ struct cl_contest_sample {
     uint32_t queue_us;                 /* time spent in all queues on the way */
     uint32_t base_us;                  /* round trip of the empty network */
     uint32_t host_us;                  /* the rest of the round trip: hosts that sleep */
-    uint32_t kept_us;                  /* queue that this job keeps on purpose */
+    uint32_t kept_us;                  /* queue that this job keeps on purpose, */
+    uint32_t kept_alone_us;            /* and the one that it keeps when nobody else takes of the link */
 };
 
 /* What an acknowledgement has changed. */
@@ -70,7 +71,7 @@ struct cl_contest {
     uint32_t senders;       /* to the port, or through the interface: those that have the window together */
     uint64_t largest, next; /* of the last sample */
     uint64_t acked_us;      /* when it came */
-    uint32_t queue_us, base_us, kept_us;
+    uint32_t queue_us, base_us, kept_us, kept_alone_us;
     double host_us;    /* moving average */
     double longest_us; /* queue, of lately */
 

@@ -84,19 +84,27 @@ static bool is_alone(const struct cl_delay *delay, uint64_t now_us)
     return cl_egress_receivers(&nic_of(&delay->control)->egress, now_us) < 2 && now_us > delay->crowd_us + CROWD_US;
 }
 
-/* The queue that this job keeps on purpose. It is a number of packets, and the more of the link another flow takes, the
- * longer a packet seems to take: it counts as long as it takes when this job has the link. Where paths share an
- * interface or a port, their windows keep some as well. Other ranks of this host keep no windows' queue beyond the
- * common target, but each may have a burst there. Urgent packets shorten the target at once, but not the queue, which
- * takes its time to drain: the usual target counts.
- */
-static uint32_t kept_us(const struct cl_delay *delay, uint64_t now_us)
+/* The queue that this job keeps on purpose: `target_us` in front of the interface, on which a packet takes `packet_us`.
+ * Where paths share an interface or a port, their windows keep some as well. Other ranks of this host keep no windows'
+ * queue beyond the common target, but each may have a burst there. Urgent packets shorten the target at once, but not
+ * the queue, which takes its time to drain: the usual target counts. */
+static uint32_t kept_us(const struct cl_delay *delay, double target_us, double packet_us, uint64_t now_us)
 {
-    struct cl_egress *egress = &nic_of(&delay->control)->egress;
-    double packet_us = cl_egress_fastest_packet_us(egress);
-    uint32_t beyond_us = cl_cc_target_us(&delay->cc, (uint32_t)packet_us);
+    const struct cl_egress *egress = &nic_of(&delay->control)->egress;
     double bursts_us = egress->neighbours.recent * BURST_PACKETS * packet_us;
-    return (uint32_t)(cl_egress_kept_us(egress) + bursts_us) + (is_alone(delay, now_us) ? 0 : beyond_us);
+    uint32_t beyond_us = is_alone(delay, now_us) ? 0 : cl_cc_target_us(&delay->cc, (uint32_t)packet_us);
+    return (uint32_t)(target_us + bursts_us) + beyond_us;
+}
+
+/* The same when no other flow takes of the link. Beside one, less capacity is measured, so packets seem to take longer,
+ * and the target, which counts packets, becomes as long as the queue that the other flow makes. One rank of a host has
+ * found the other flow by then. Several wait longer: QUEUED_KEPT_SHARED in contest.c. */
+static uint32_t kept_alone_us(const struct cl_delay *delay, uint64_t now_us)
+{
+    const struct cl_egress *egress = &nic_of(&delay->control)->egress;
+    if (egress->neighbours.recent == 0)
+        return kept_us(delay, cl_egress_target_us(egress), cl_egress_packet_us(egress), now_us);
+    return kept_us(delay, cl_egress_target_alone_us(egress), cl_egress_fastest_packet_us(egress), now_us);
 }
 
 /* Does another flow fill the queue? Traffic that yields does not ask: it has a window of its own. */
@@ -110,21 +118,23 @@ static void judge_contest(struct cl_delay *delay, const struct cl_congestion_ack
     if (ack->port_senders > 1)
         delay->crowd_us = now_us;
     const struct cl_loss_trial *trial = &egress->loss_trial;
-    struct cl_contest_sample sample = {.bytes = ack->bytes,
-                                       .packets = ack->packets,
-                                       .marked = ack->marked,
-                                       .largest = ack->largest,
-                                       .next = ack->next,
-                                       .senders = ack->port_senders,
-                                       .ranks = egress->neighbours.recent + 1,
-                                       .alone = is_alone(delay, now_us),
-                                       .limited = ack->limited,
-                                       .trial = trial->trial ? trial : &delay->cc.loss_trial,
-                                       .timed = timing->known,
-                                       .queue_us = timing->queue_us,
-                                       .base_us = timing->base_us,
-                                       .host_us = took_us > network_us ? took_us - network_us : 0,
-                                       .kept_us = kept_us(delay, now_us)};
+    struct cl_contest_sample sample = {
+        .bytes = ack->bytes,
+        .packets = ack->packets,
+        .marked = ack->marked,
+        .largest = ack->largest,
+        .next = ack->next,
+        .senders = ack->port_senders,
+        .ranks = egress->neighbours.recent + 1,
+        .alone = is_alone(delay, now_us),
+        .limited = ack->limited,
+        .trial = trial->trial ? trial : &delay->cc.loss_trial,
+        .timed = timing->known,
+        .queue_us = timing->queue_us,
+        .base_us = timing->base_us,
+        .host_us = took_us > network_us ? took_us - network_us : 0,
+        .kept_us = kept_us(delay, cl_egress_target_us(egress), cl_egress_packet_us(egress), now_us),
+        .kept_alone_us = kept_alone_us(delay, now_us)};
     enum cl_contest_news news = cl_contest_on_acked(&delay->contest, &sample, now_us);
     if (news == CL_CONTEST_OVERFLOWED)
         cl_egress_overflowed(egress, now_us);

@@ -17,15 +17,16 @@ enum {
     RECOVERY = 8, /* depths */
     TARGET_PACKETS = 8,
     WEIGHT_MAX = 8,
-    CONFIRMED = 8,           /* measurements */
-    ROUND_TRIP_MEMORY = 128, /* epochs: acknowledgements of long paths may come far apart */
-    FASTEST_MEMORY = 2048,   /* epochs: about ten seconds */
-    FASTEST_WEIGHT = 2,      /* measurements: the first one may be of the start's burst */
-    BATCH_MOST_US = 400,     /* other peers wait for its end */
-    SHARE_DEPTHS = 2,        /* the time in which the neighbours' rate is measured */
-    SPAN_DEPTHS_SHARED = 8,  /* what neighbours send is counted a little early or late: longer measurements */
-    NEWS_US = 20000,         /* of neighbours: a longer silence is none */
-    NEWS_TIMES = 100,        /* the capacity: it may not be known yet */
+    CONFIRMED = 8,            /* measurements */
+    ROUND_TRIP_MEMORY = 128,  /* epochs: acknowledgements of long paths may come far apart */
+    FASTEST_US = 60000000,    /* of sending: then the highest capacity is forgotten by two thirds */
+    FASTEST_EPOCH_US = 20000, /* so much of an epoch counts: a longer one has a pause */
+    FASTEST_WEIGHT = 2,       /* measurements: the first one may be of the start's burst */
+    BATCH_MOST_US = 400,      /* other peers wait for its end */
+    SHARE_DEPTHS = 2,         /* the time in which the neighbours' rate is measured */
+    SPAN_DEPTHS_SHARED = 8,   /* what neighbours send is counted a little early or late: longer measurements */
+    NEWS_US = 20000,          /* of neighbours: a longer silence is none */
+    NEWS_TIMES = 100,         /* the capacity: it may not be known yet */
 };
 
 static const double TARGET_DEPTHS = 0.5;
@@ -34,6 +35,11 @@ static const double GAIN_EMPTY = 1.25; /* no packet waits: the link can carry mo
 static const double GAIN_MIN = 0.5;
 static const double SLOW_PATH = 0.5;                                          /* of the capacity */
 static const uint64_t CAPACITY_LEAST = 100000, CAPACITY_MOST = 1000000000000; /* that a neighbour may tell */
+
+static double lesser(double a, double b)
+{
+    return a < b ? a : b;
+}
 
 /* The longest depth of a link on which a packet takes so long. */
 static double longest_depth_us(double packet_us)
@@ -68,11 +74,11 @@ double cl_egress_target_us(const struct cl_egress *egress)
     return TARGET_DEPTHS * common_depth_us(egress) + TARGET_PACKETS * cl_egress_packet_us(egress);
 }
 
-double cl_egress_kept_us(const struct cl_egress *egress)
+double cl_egress_target_alone_us(const struct cl_egress *egress)
 {
     double packet_us = cl_egress_fastest_packet_us(egress);
     double depth_us = common_depth_us(egress), most_us = longest_depth_us(packet_us);
-    return TARGET_DEPTHS * (depth_us < most_us ? depth_us : most_us) + TARGET_PACKETS * packet_us;
+    return TARGET_DEPTHS * lesser(depth_us, most_us) + TARGET_PACKETS * packet_us;
 }
 
 static double present_target_us(const struct cl_egress *egress, uint64_t now_us)
@@ -258,6 +264,16 @@ static void adapt_depth(struct cl_egress *egress, uint64_t now_us)
         grow_depth(egress);
 }
 
+/* Beside another flow it is not the link that has become slower: the highest capacity is remembered for a while. */
+static void see_fastest(struct cl_egress *egress, uint64_t now_us)
+{
+    uint64_t passed_us = now_us - egress->epoch_began_us;
+    egress->epoch_began_us = now_us;
+    egress->fastest -= egress->fastest * lesser((double)passed_us, FASTEST_EPOCH_US) / FASTEST_US;
+    if (egress->weight >= FASTEST_WEIGHT && egress->capacity > egress->fastest)
+        egress->fastest = egress->capacity;
+}
+
 static void end_epoch(struct cl_egress *egress, uint64_t now_us)
 {
     egress->queue_us = egress->epoch_queue_us;
@@ -267,9 +283,7 @@ static void end_epoch(struct cl_egress *egress, uint64_t now_us)
     } else {
         adapt_depth(egress, now_us);
     }
-    egress->fastest -= egress->fastest / FASTEST_MEMORY;
-    if (egress->weight >= FASTEST_WEIGHT && egress->capacity > egress->fastest)
-        egress->fastest = egress->capacity;
+    see_fastest(egress, now_us);
     egress->empty = egress->epoch_longest_us < cl_egress_target_us(egress) / 4;
     egress->round_trip_us -= egress->round_trip_us / ROUND_TRIP_MEMORY;
     egress->epoch_queue_us = UINT32_MAX;

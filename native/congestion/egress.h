@@ -65,7 +65,7 @@ struct cl_egress {
     uint64_t full_us;                                     /* when a packet last found the pacer's bucket full */
     uint64_t busy_until_us;
     double capacity;    /* bytes per second */
-    double fastest;     /* the highest capacity of lately: beside another flow, what is measured goes down */
+    double fastest;     /* the highest capacity of lately; 0: unknown */
     uint32_t weight;    /* measurements that `capacity` averages, up to a maximum */
     uint32_t confirmed; /* measurements since the queue last overflowed that confirm it, up to a maximum */
     uint32_t depth_us;
@@ -81,7 +81,7 @@ struct cl_egress {
     uint32_t epoch_samples;
     struct cl_loss_trial loss_trial;
     struct cl_batches batches;
-    uint64_t epoch_end_us;
+    uint64_t epoch_began_us, epoch_end_us;
     uint8_t last_class;              /* the least urgent class seen lately */
     uint64_t last_class_us;          /* when it was seen */
     uint64_t borrowed;               /* bytes that urgent classes sent on debt since the others had their turn */
@@ -162,8 +162,8 @@ static inline uint32_t cl_egress_receivers(struct cl_egress *egress, uint64_t no
 /* The length of the queue to keep in front of the interface, as a time. While urgent packets are about, it is shorter.
  */
 double cl_egress_target_us(const struct cl_egress *egress);
-/* The same at the highest capacity of lately: a longer queue is not one that this host keeps. */
-double cl_egress_kept_us(const struct cl_egress *egress);
+/* The same at the highest capacity of lately: the queue to keep when no other flow takes of the link. */
+double cl_egress_target_alone_us(const struct cl_egress *egress);
 
 /* The bytes of a batch (batches.h) that may go to one peer: what the pacer gathers, but no more than leaves in a short
  * time, for which other peers wait. 0: now there are no batches. */

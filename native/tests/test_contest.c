@@ -7,7 +7,7 @@ enum { BYTES = 1500, ROUND_PACKETS = 100, ROUND_US = 1000, KEPT_US = 500 };
 static struct cl_contest contest;
 static uint64_t number, now_us;
 static uint32_t senders, at_once, host_us, mark_every; /* 0: no switch marks packets */
-static uint32_t ranks;
+static uint32_t ranks, kept_us;
 static struct cl_loss_trial trial;
 
 static void start(void)
@@ -17,6 +17,7 @@ static void start(void)
     senders = at_once = 1;
     host_us = mark_every = 0;
     ranks = 1;
+    kept_us = KEPT_US;
     trial = (struct cl_loss_trial){0};
     cl_contest_init(&contest, BYTES);
 }
@@ -41,7 +42,8 @@ static enum cl_contest_news round_trip(uint32_t queue_us, uint32_t step_us, uint
                                            .queue_us = queue_us + i * step_us,
                                            .base_us = ROUND_US,
                                            .host_us = host_us,
-                                           .kept_us = KEPT_US};
+                                           .kept_us = kept_us,
+                                           .kept_alone_us = KEPT_US};
         enum cl_contest_news latest = cl_contest_on_acked(&contest, &sample, now_us);
         news = latest ? latest : news;
         if (i == lost)
@@ -82,6 +84,15 @@ TEST(test_marks_leave_nothing_to_contest)
     mark_every = 0;
     CHECK_EQ(rounds(CL_CONTEST_ROUNDS, 2000), CL_CONTEST_NONE); /* time counts from the last mark */
     CHECK_EQ(rounds(30, 2000), CL_CONTEST_BEGAN);
+}
+
+/* The more another flow takes of the link, the longer is the queue that this job keeps on purpose. */
+TEST(test_a_queue_that_is_kept_only_beside_another_flow)
+{
+    start();
+    kept_us = 4000;
+    CHECK_EQ(rounds(100, KEPT_US), CL_CONTEST_NONE);
+    CHECK_EQ(rounds(20, 2000), CL_CONTEST_BEGAN);
 }
 
 TEST(test_a_mark_ends_it)

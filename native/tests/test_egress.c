@@ -63,19 +63,19 @@ TEST(test_finds_capacity_and_keeps_a_queue)
     }
 }
 
-/* What another flow takes makes the measured capacity smaller, and the target longer. The queue that counts as kept
- * stays as it was, so that a longer one is noticed. A link that has become slower is believed with the time. */
-TEST(test_the_kept_queue_is_that_of_the_whole_link)
+/* What another flow takes makes the measured capacity smaller, and the target longer. The target of the whole
+ * link stays as it was, so that a longer queue is noticed. A link that has become slower is believed with the time. */
+TEST(test_the_target_of_the_whole_link)
 {
     struct cl_egress egress;
     learn(&egress);
-    double kept_us = cl_egress_kept_us(&egress);
-    CHECK(kept_us > 0.98 * cl_egress_target_us(&egress) && kept_us <= cl_egress_target_us(&egress));
+    double alone_us = cl_egress_target_alone_us(&egress);
+    CHECK(alone_us > 0.98 * cl_egress_target_us(&egress) && alone_us <= cl_egress_target_us(&egress));
     run_link(&egress, 600, 2000000, 3000000);
-    CHECK(cl_egress_target_us(&egress) > 2 * kept_us);
-    CHECK(cl_egress_kept_us(&egress) < 1.25 * kept_us);
-    run_link(&egress, 600, 3000000, 60000000);
-    CHECK(cl_egress_kept_us(&egress) > 0.98 * cl_egress_target_us(&egress));
+    CHECK(cl_egress_target_us(&egress) > 2 * alone_us);
+    CHECK(cl_egress_target_alone_us(&egress) < 1.25 * alone_us);
+    run_link(&egress, 600, 3000000, 300000000);
+    CHECK(cl_egress_target_alone_us(&egress) > 0.98 * cl_egress_target_us(&egress));
 }
 
 TEST(test_follows_a_change)

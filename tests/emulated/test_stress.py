@@ -1,4 +1,5 @@
 import socket
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,7 @@ def test_incast_comes_in_bursts_of_every_sender(protocol: Protocol) -> None:
 
 
 def controls_of(stress: Stress) -> set[bytes]:
-    """The congestion controls of the senders: each flow opens its sink, and then one socket for each sender."""
+    """The congestion controls of the senders: each flow opens its sink first, and then their sockets."""
     senders = [opened for traffic in stress._traffic for opened in traffic._open[1 : 1 + traffic._flow.senders]]
     return {sender.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0") for sender in senders}
 
@@ -70,9 +71,11 @@ def test_the_machine_does_not_choose_the_congestion_control(given: dict[str, str
 @pytest.mark.needs_root
 def test_a_congestion_control_that_the_kernel_lacks_is_named() -> None:
     flow = Cross(to=0, share=0.5, protocol="tcp", congestion_control="none")
-    refusal = pytest.raises(EmulationError, match="congestion control 'none': this kernel refuses it")
+    refusal = pytest.raises(EmulationError, match="congestion control 'none': the kernel refuses it")
+    threads = threading.active_count()
     with Network(Scenario(hosts=1, nics=(Link(rate_bps=20e6),), cross=(flow,))) as network, refusal, Stress(network):
         pass
+    assert threading.active_count() == threads
 
 
 @pytest.mark.needs_root

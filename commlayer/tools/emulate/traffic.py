@@ -22,6 +22,7 @@ Protocol = Literal["udp", "tcp"]
 
 _PATIENCE_S = 0.2  # longest time until a thread sees `stop`
 _CONNECT_S = 10.0
+_CONTROL = "cubic"
 
 
 @dataclass(frozen=True)
@@ -32,15 +33,16 @@ class Flow:
     """The host it goes to."""
     nic: int = 0
     protocol: Protocol = "udp"
-    congestion_control: str = "cubic"
-    """Of TCP; the machine's default does not count."""
+    congestion_control: str | None = None
+    """Of TCP; None: cubic, whatever the machine's default."""
     dscp: int = 0
     senders: int = 1
     """Number of hosts that send it together."""
 
     def __post_init__(self) -> None:
-        name = self.congestion_control
-        check(tcp.is_name(name), "congestion_control", name, "use a name as cubic or bbr, in quotes")
+        if (name := self.congestion_control) is not None:
+            check(tcp.is_name(name), "congestion_control", name, "use a name as cubic or bbr, in quotes")
+            check(self.protocol == "tcp", "congestion_control", name, "leave it out, or use protocol = 'tcp'")
         check(0 <= self.dscp <= 63, "dscp", self.dscp, "use 0 to 63")
         check(1 <= self.senders <= 32, "senders", self.senders, "use 1 to 32")
 
@@ -93,20 +95,20 @@ class Traffic:
         self._threads: list[threading.Thread] = []
         self.error: OSError | None = None
         """The error that stopped it early, if any."""
-        sink = self._socket(target, self._kind)
-        sink.bind((address, 0))
+        try:
+            sink = self._socket(target, self._kind)
+            sink.bind((address, 0))
+            senders = [self._sender(source) for source in sources]
+        except BaseException:
+            self.close()
+            raise
         if self._kind == socket.SOCK_STREAM:
             sink.listen(len(sources))
             self._start(self._accept, sink)
         # nobody reads a UDP sink: when its buffer is full the kernel drops the rest, and does not tell the sender
         first_s = time.monotonic() + 0.1
-        for source in sources:
-            out = self._socket(source, self._kind)
-            out.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, flow.dscp << 2)
-            if self._kind == socket.SOCK_STREAM:
-                self._choose(out, flow.congestion_control)
-            out.settimeout(_CONNECT_S)
-            self._start(self._send, out, sink.getsockname(), first_s)
+        for sender in senders:
+            self._start(self._send, sender, sink.getsockname(), first_s)
 
     @property
     def _kind(self) -> int:
@@ -124,15 +126,20 @@ class Traffic:
         self._open.append(open_socket(namespace, kind))
         return self._open[-1]
 
-    @staticmethod
-    def _choose(out: socket.socket, congestion_control: str) -> None:
-        try:
-            out.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, congestion_control.encode())
-        except OSError as error:
-            raise EmulationError(
-                f"traffic with TCP congestion control {congestion_control!r}: this kernel refuses it ({error}); "
-                f"tcp_available_congestion_control has those that it has"
-            ) from error
+    def _sender(self, source: str) -> socket.socket:
+        out = self._socket(source, self._kind)
+        out.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, self._flow.dscp << 2)
+        out.settimeout(_CONNECT_S)
+        if self._kind == socket.SOCK_STREAM:
+            name = self._flow.congestion_control or _CONTROL
+            try:
+                out.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
+            except OSError as error:
+                raise EmulationError(
+                    f"traffic of TCP with congestion control {name!r}: the kernel refuses it ({error}); "
+                    f"/proc/sys/net/ipv4/tcp_available_congestion_control has the names of those that are loaded"
+                ) from error
+        return out
 
     def _start(self, work: object, *arguments: object) -> None:
         thread = threading.Thread(target=self._guard, args=(work, *arguments), daemon=True)

@@ -167,8 +167,12 @@ def test_rates_may_be_text(tmp_path: Path) -> None:
         ("[[nic]]\nrate_bps = 1e6\n[[incast]]\nto = 7", r"incast\[0\].to = 7"),
         ("[[nic]]\nrate_bps = 1e6\n[[cross]]\nto = 0\nprotocol = 'sctp'", r"protocol = 'sctp': expected one of udp"),
         (
-            "[[nic]]\nrate_bps = 1e6\n[[cross]]\nto = 0\ncongestion_control = 'CUBIC'",
+            "[[nic]]\nrate_bps = 1e6\n[[cross]]\nto = 0\nprotocol = 'tcp'\ncongestion_control = 'CUBIC'",
             r"congestion_control = 'CUBIC': use a name as cubic or bbr",
+        ),
+        (
+            "[[nic]]\nrate_bps = 1e6\n[[cross]]\nto = 0\ncongestion_control = 'bbr'",
+            r"congestion_control = 'bbr': leave it out, or use protocol = 'tcp'",
         ),
         ("[[event]]\nat_s = 1\naction = 'explode'\nhost = 0", r"event\[0\].action = 'explode': expected one of link_d"),
         ("[[event]]\nat_s = 1\naction = 'loss'\nhost = 0", r"event\[0\].action = 'loss': needs loss"),
