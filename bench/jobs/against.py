@@ -1,5 +1,5 @@
-"""The measured ranks of bench/against.py: they use torch.distributed and the hook, and one kind of them LocalSteps, so
-that they run on the package of almost any commit.
+"""The measured ranks of bench/against.py: they use torch.distributed, the hook and LocalSteps alone, so that they run
+on the package of almost any commit.
 
     python bench/jobs/against.py TREE                   serves requests from its standard input, on loopback
     python bench/jobs/against.py TREE REQUEST           one rank of an emulated network

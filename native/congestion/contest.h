@@ -47,7 +47,7 @@ struct cl_contest_sample {
     uint32_t base_us;                  /* round trip of the empty network */
     uint32_t host_us;                  /* the rest of the round trip: hosts that sleep */
     uint32_t kept_us;                  /* queue that this job keeps on purpose, */
-    uint32_t kept_alone_us;            /* and the one that it keeps when nobody else takes of the link */
+    uint32_t kept_alone_us;            /* and the one that it keeps alone on the link */
 };
 
 /* What an acknowledgement has changed. */

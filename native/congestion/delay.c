@@ -96,9 +96,9 @@ static uint32_t kept_us(const struct cl_delay *delay, double target_us, double p
     return (uint32_t)(target_us + bursts_us) + beyond_us;
 }
 
-/* The same when no other flow takes of the link. Beside one, less capacity is measured, so packets seem to take longer,
- * and the target, which counts packets, becomes as long as the queue that the other flow makes. One rank of a host has
- * found the other flow by then. Several wait longer: QUEUED_KEPT_SHARED in contest.c. */
+/* The same when no other flow takes a part of the link. Beside one, the measured capacity goes down, packets seem to
+ * take longer, and the target, which counts packets, becomes as long as the queue of the other flow. A rank that is
+ * alone on its host has found the other flow by then. Several ranks wait longer: QUEUED_KEPT_SHARED in contest.c. */
 static uint32_t kept_alone_us(const struct cl_delay *delay, uint64_t now_us)
 {
     const struct cl_egress *egress = &nic_of(&delay->control)->egress;

@@ -1,5 +1,7 @@
 #include "congestion/egress.h"
 
+#include <math.h>
+
 enum {
     DEPTH_MAX_US = 4000,
     DEPTH_MIN_US = 100,
@@ -36,16 +38,10 @@ static const double GAIN_MIN = 0.5;
 static const double SLOW_PATH = 0.5;                                          /* of the capacity */
 static const uint64_t CAPACITY_LEAST = 100000, CAPACITY_MOST = 1000000000000; /* that a neighbour may tell */
 
-static double lesser(double a, double b)
-{
-    return a < b ? a : b;
-}
-
 /* The longest depth of a link on which a packet takes so long. */
 static double longest_depth_us(double packet_us)
 {
-    double least_us = packet_us * DEPTH_MIN_PACKETS;
-    return least_us > DEPTH_MAX_US ? least_us : DEPTH_MAX_US;
+    return fmax(packet_us * DEPTH_MIN_PACKETS, DEPTH_MAX_US);
 }
 
 /* The time that `packets` take on the link, within the limits of a depth. */
@@ -77,8 +73,8 @@ double cl_egress_target_us(const struct cl_egress *egress)
 double cl_egress_target_alone_us(const struct cl_egress *egress)
 {
     double packet_us = cl_egress_fastest_packet_us(egress);
-    double depth_us = common_depth_us(egress), most_us = longest_depth_us(packet_us);
-    return TARGET_DEPTHS * lesser(depth_us, most_us) + TARGET_PACKETS * packet_us;
+    double depth_us = fmin(common_depth_us(egress), longest_depth_us(packet_us));
+    return TARGET_DEPTHS * depth_us + TARGET_PACKETS * packet_us;
 }
 
 static double present_target_us(const struct cl_egress *egress, uint64_t now_us)
@@ -264,14 +260,14 @@ static void adapt_depth(struct cl_egress *egress, uint64_t now_us)
         grow_depth(egress);
 }
 
-/* Beside another flow it is not the link that has become slower: the highest capacity is remembered for a while. */
+/* Remembers the highest capacity for a while: another flow may be why less is measured now. */
 static void see_fastest(struct cl_egress *egress, uint64_t now_us)
 {
     uint64_t passed_us = now_us - egress->epoch_began_us;
     egress->epoch_began_us = now_us;
-    egress->fastest -= egress->fastest * lesser((double)passed_us, FASTEST_EPOCH_US) / FASTEST_US;
-    if (egress->weight >= FASTEST_WEIGHT && egress->capacity > egress->fastest)
-        egress->fastest = egress->capacity;
+    egress->fastest -= egress->fastest * fmin((double)passed_us, FASTEST_EPOCH_US) / FASTEST_US;
+    if (egress->weight >= FASTEST_WEIGHT)
+        egress->fastest = fmax(egress->fastest, egress->capacity);
 }
 
 static void end_epoch(struct cl_egress *egress, uint64_t now_us)

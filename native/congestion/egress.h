@@ -162,7 +162,7 @@ static inline uint32_t cl_egress_receivers(struct cl_egress *egress, uint64_t no
 /* The length of the queue to keep in front of the interface, as a time. While urgent packets are about, it is shorter.
  */
 double cl_egress_target_us(const struct cl_egress *egress);
-/* The same at the highest capacity of lately: the queue to keep when no other flow takes of the link. */
+/* The same at the highest capacity of lately: the queue to keep when no other flow takes a part of the link. */
 double cl_egress_target_alone_us(const struct cl_egress *egress);
 
 /* The bytes of a batch (batches.h) that may go to one peer: what the pacer gathers, but no more than leaves in a short

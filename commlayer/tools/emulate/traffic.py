@@ -22,7 +22,7 @@ Protocol = Literal["udp", "tcp"]
 
 _PATIENCE_S = 0.2  # longest time until a thread sees `stop`
 _CONNECT_S = 10.0
-_CONTROL = "cubic"
+_CONTROL = "cubic"  # of TCP, where the flow names none
 
 
 @dataclass(frozen=True)
