@@ -289,7 +289,7 @@ lint-c-gcc: $(patsubst native/%.c,build/lint-gcc/%.o,$(C_FILES))
 lint-c-clang: $(patsubst native/%.c,build/lint-clang/%.o,$(C_FILES))
 
 NATIVE_TESTS := $(addprefix build/test/,$(C_TESTS)) $(addprefix build/asan/,$(C_TESTS)) \
-                $(addprefix build/tsan/,$(filter test_engine% test_events% test_group% test_host_queue% test_awaited% test_submission% test_submit% test_p2p% test_ring% test_doorbell% test_message_wait% test_packet_wait% test_eager% test_held%,$(C_TESTS)))
+                $(addprefix build/tsan/,$(filter test_engine% test_events% test_group% test_host_queue% test_awaited% test_submission% test_submit% test_p2p% test_ring% test_doorbell% test_message_wait% test_packet_wait% test_port_set% test_eager% test_held%,$(C_TESTS)))
 .PHONY: native-test-build
 native-test-build: $(NATIVE_TESTS) build/test/simulate build/asan/simulate build/asan/receive
 # $(1) label, $(2) command in front of a test, $(3) tests. As many tests run at a time as there are cores.

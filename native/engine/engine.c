@@ -198,12 +198,18 @@ static uint64_t take_turn(struct cl_engine *engine)
     return cl_turn_take(&turn);
 }
 
+/* Whether nobody looks at the ports: a calling thread has left them, and the engine's thread sleeps without them. */
+static bool ports_are_left(struct cl_engine *engine)
+{
+    return engine->packet_wait != NULL && !atomic_load(&engine->port_set.on) && !atomic_load(&engine->ports_taken);
+}
+
 /* Sets the end of the engine thread's sleep: when its turn is due, or nobody has polled the ports for a while. So that
  * while counts from the last visit, which has looked at them. */
 static void set_sleep(struct cl_engine *engine)
 {
     uint64_t until_us = engine->due_us;
-    if (atomic_load(&engine->leaves_ports) && !atomic_load(&engine->ports_taken)) {
+    if (ports_are_left(engine)) {
         uint64_t left_us = cl_now_us() + (cl_groups_are_busy(&engine->groups) ? GRACE_IN_FLIGHT_US : GRACE_US);
         until_us = left_us < until_us ? left_us : until_us;
     }
@@ -218,7 +224,7 @@ static void set_sleep(struct cl_engine *engine)
 /* A turn of a thread that is not the engine's, under core. Returns whether there is more to do at once. */
 static bool visit(struct cl_engine *engine)
 {
-    if (engine->readable == 0 && atomic_load(&engine->leaves_ports) && !atomic_load(&engine->ports_taken))
+    if (engine->readable == 0 && ports_are_left(engine))
         engine->readable = engine->ever_readable;
     uint64_t deadline = take_turn(engine);
     if ((full_ports(engine) & ~engine->polled_ports) != 0)
@@ -268,31 +274,53 @@ bool cl_engine_take_turn(struct cl_engine *engine, struct cl_group *group)
     return more;
 }
 
-/* The calling thread stops polling the ports. Mostly another wait begins soon, and the engine's thread sleeps on.
- * The caller holds core, unless at_once. */
-static void leave_ports(struct cl_engine *engine, bool at_once)
+/* How a calling thread gives the ports back to the engine's. */
+enum leaving {
+    LEAVE_FOR_NOW, /* mostly it polls again soon: the engine's thread gets them in a while */
+    LEAVE_ASLEEP,  /* the engine's thread gets them in its sleep */
+    LEAVE_AWAKE,   /* the engine's thread has something to do: it wakes, and has them */
+};
+
+/* The caller holds core, unless LEAVE_AWAKE. */
+static void leave_ports(struct cl_engine *engine, enum leaving leaving)
 {
     /* The order matters: the engine's thread either sees that it has the ports, or is seen to leave them. */
     atomic_store(&engine->ports_taken, false);
-    if (at_once)
+    if (leaving == LEAVE_AWAKE)
         cl_engine_wake(engine);
+    else if (leaving == LEAVE_ASLEEP)
+        cl_port_set_turn(&engine->port_set, true);
     else
         set_sleep(engine);
 }
 
-void cl_engine_rest(struct cl_engine *engine)
+static bool is_bulk(struct cl_engine *engine)
 {
-    if (pthread_mutex_trylock(&engine->core) != 0)
-        return; /* it is awake */
-    set_sleep(engine);
-    pthread_mutex_unlock(&engine->core);
+    return full_ports(engine) != 0 || nap_us(engine, cl_now_us()) > 0;
 }
 
-bool cl_engine_take_ports_turn(struct cl_engine *engine, uint64_t readable, const _Atomic uint32_t *done, bool alone)
+bool cl_engine_take_ports(struct cl_engine *engine)
+{
+    if (atomic_exchange(&engine->ports_taken, true))
+        return false;
+    bool asleep = pthread_mutex_trylock(&engine->core) == 0, bulk = asleep && is_bulk(engine);
+    if (bulk) {
+        leave_ports(engine, LEAVE_ASLEEP);
+    } else {
+        cl_port_set_turn(&engine->port_set, false);
+        if (asleep)
+            set_sleep(engine);
+    }
+    if (asleep)
+        pthread_mutex_unlock(&engine->core);
+    return !bulk;
+}
+
+bool cl_engine_take_ports_turn(struct cl_engine *engine, uint64_t readable, const _Atomic uint32_t *done, bool again)
 {
     bool waits = done != NULL && atomic_load(done) == 0;
     if (!(waits ? lock_soon(engine) : pthread_mutex_trylock(&engine->core) == 0)) {
-        leave_ports(engine, true);
+        leave_ports(engine, LEAVE_AWAKE);
         return false;
     }
     engine->readable = readable;
@@ -300,35 +328,36 @@ bool cl_engine_take_ports_turn(struct cl_engine *engine, uint64_t readable, cons
     bool more = readable != 0 && visit(engine);
     if (more && done != NULL && atomic_load(done) == 0)
         more = visit(engine);
-    bool bulk = more || full_ports(engine) != 0 || (readable != 0 && nap_us(engine, cl_now_us()) > 0);
+    bool bulk = more || is_bulk(engine);
     bool stays = done != NULL && atomic_load(done) == 0 && !bulk;
     if (!stays)
-        leave_ports(engine, bulk || !alone);
+        leave_ports(engine, bulk ? LEAVE_AWAKE : again ? LEAVE_FOR_NOW : LEAVE_ASLEEP);
     pthread_mutex_unlock(&engine->core);
     return stays;
 }
 
-/* Sleeps, without the ports while a calling thread polls them: they are the last descriptors. Returns as ppoll does.
- * `full`: a port is, and only this thread waits for room. */
-static int sleep_on(struct cl_engine *engine, struct pollfd *fds, nfds_t first_port, nfds_t count, uint64_t until_us,
-                    bool full)
+/* The engine's thread goes to sleep, and has the ports unless a calling thread polls them. */
+static void watch_ports(struct cl_engine *engine)
+{
+    bool taken = atomic_load(&engine->ports_taken);
+    cl_port_set_turn(&engine->port_set, !taken);
+    if (taken && !atomic_load(&engine->ports_taken)) /* it has left them meanwhile; see leave_ports */
+        cl_port_set_turn(&engine->port_set, true);
+}
+
+/* Sleeps. Returns as ppoll does. `shared`: the last descriptor is that of the port set. */
+static int sleep_on(struct cl_engine *engine, struct pollfd *fds, nfds_t count, uint64_t until_us, bool shared)
 {
     for (;;) {
-        bool leaves = !full && atomic_load(&engine->ports_taken);
-        atomic_store(&engine->leaves_ports, leaves);
-        if (leaves && !atomic_load(&engine->ports_taken))
-            continue; /* see leave_ports */
+        if (engine->packet_wait != NULL)
+            watch_ports(engine);
         uint64_t now = cl_now_us(), sleep_us = until_us <= now ? 0 : until_us - now;
         struct timespec timeout = {.tv_sec = (time_t)(sleep_us / 1000000),
                                    .tv_nsec = (long)(sleep_us % 1000000) * 1000};
-        int ready = ppoll(fds, leaves ? first_port : count, until_us == UINT64_MAX ? NULL : &timeout, NULL);
-        bool others = leaves || full || ready <= 0;
-        for (nfds_t i = 0; i < first_port; i++)
-            others |= fds[i].revents != 0;
-        if (others || !atomic_load(&engine->ports_taken))
-            return ready;
-        for (nfds_t i = first_port; i < count; i++)
-            fds[i].revents = 0; /* a calling thread receives the packets */
+        int ready = ppoll(fds, count, until_us == UINT64_MAX ? NULL : &timeout, NULL);
+        bool only_ports = shared && ready == 1 && fds[count - 1].revents != 0;
+        if (!only_ports || !atomic_load(&engine->ports_taken))
+            return ready; /* else a calling thread receives the packets */
     }
 }
 
@@ -345,7 +374,10 @@ static void sleep_until(struct cl_engine *engine, uint64_t deadline_us)
         fds[count++] = (struct pollfd){.fd = engine->peers.watched[i].pidfd, .events = POLLIN};
     nfds_t first_port = count;
     uint64_t full = engine->polled_ports = full_ports(engine);
-    for (uint32_t i = 0; i < engine->ports.count; i++)
+    bool shared = engine->packet_wait != NULL && full == 0; /* only this thread waits for room */
+    if (shared)
+        fds[count++] = (struct pollfd){.fd = engine->port_set.fd, .events = POLLIN};
+    for (uint32_t i = 0; !shared && i < engine->ports.count; i++)
         fds[count++] = (struct pollfd){.fd = engine->ports.wire_type->descriptor(engine->ports.wire, i),
                                        .events = (short)(full >> i & 1 ? POLLIN | POLLOUT : POLLIN)};
     uint64_t now = cl_now_us();
@@ -353,16 +385,17 @@ static void sleep_until(struct cl_engine *engine, uint64_t deadline_us)
     uint64_t nap = deadline_us > now && full == 0 ? nap_us(engine, now) : 0;
     pthread_mutex_unlock(&engine->core);
 
-    int ready =
-        sleep_on(engine, fds, first_port, nap > 0 ? first_port : count, nap > 0 ? now + nap : deadline_us, full != 0);
+    int ready = nap > 0 ? sleep_on(engine, fds, first_port, now + nap, false)
+                        : sleep_on(engine, fds, count, deadline_us, shared);
     atomic_fetch_add_explicit(&engine->wakeups, 1, memory_order_relaxed);
 
     pthread_mutex_lock(&engine->core);
-    engine->readable = nap > 0 || atomic_load(&engine->leaves_ports) ? engine->ever_readable : 0;
-    atomic_store(&engine->leaves_ports, false);
+    engine->readable = nap > 0 || (shared && !atomic_load(&engine->port_set.on)) ? engine->ever_readable : 0;
     if (ready <= 0)
         return;
-    for (uint32_t i = 0; i < engine->ports.count; i++) {
+    if (nap == 0 && shared && fds[first_port].revents != 0)
+        engine->readable |= cl_port_set_readable(&engine->port_set);
+    for (uint32_t i = 0; nap == 0 && !shared && i < engine->ports.count; i++) {
         if ((fds[first_port + i].revents & ~POLLOUT) != 0)
             engine->readable |= UINT64_C(1) << i;
         if ((full >> i & 1) != 0 && fds[first_port + i].revents != 0) /* not every wire's descriptor tells of room */

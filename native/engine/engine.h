@@ -16,6 +16,7 @@
 
 #include "engine/events.h"
 #include "engine/peers.h"
+#include "engine/port_set.h"
 #include "group/nap.h"
 #include "group/turn.h"
 
@@ -48,7 +49,7 @@ struct cl_engine {
     struct cl_nap nap;
     struct cl_packet_wait *packet_wait; /* NULL: only the engine's thread polls the ports */
     atomic_bool ports_taken;            /* a calling thread polls the ports */
-    atomic_bool leaves_ports;           /* the engine's thread sleeps without looking at the ports */
+    struct cl_port_set port_set;        /* with a packet_wait: the ports on which the engine's thread sleeps */
     struct cl_groups groups;
     struct cl_news news; /* what the turn has to tell */
     /* hand-over (inbox) */
@@ -72,10 +73,11 @@ void cl_engine_attend(struct cl_engine *engine, bool unless_busy);
 /* Takes the engine's next turn in the calling thread, which visits the group. Returns whether there is more to do at
  * once. Where another thread is amid a long turn, it takes none: the engine's thread does. */
 bool cl_engine_take_turn(struct cl_engine *engine, struct cl_group *group);
-/* A calling thread has begun to poll the ports: the engine's need not wake for them. */
-void cl_engine_rest(struct cl_engine *engine);
+/* A calling thread is about to poll the ports; the engine's sleeps on without them. False: another one does, or packets
+ * come in bulk, which are for the engine's thread. */
+bool cl_engine_take_ports(struct cl_engine *engine);
 /* Takes the engine's next turns in the calling thread, which polls the ports and has found some readable (a bit each).
  * Returns whether it shall go on polling: until *done is not 0, or packets come in bulk. done == NULL: it stops. So
  * it does where another thread is amid a long turn: the engine's has the ports then.
- * `alone`: no other thread waits for packets. */
-bool cl_engine_take_ports_turn(struct cl_engine *engine, uint64_t readable, const _Atomic uint32_t *done, bool alone);
+ * `again`: another wait will begin soon, mostly, and no other thread waits for packets now. */
+bool cl_engine_take_ports_turn(struct cl_engine *engine, uint64_t readable, const _Atomic uint32_t *done, bool again);

@@ -16,6 +16,7 @@
 static void free_engine(struct cl_engine *engine)
 {
     cl_packet_wait_release(engine->packet_wait);
+    cl_port_set_close(&engine->port_set);
     cl_peers_free(&engine->peers);
     if (engine->endpoint != NULL)
         cl_endpoint_destroy(engine->endpoint);
@@ -78,6 +79,11 @@ static int open_wire(struct cl_engine *engine, const struct cl_engine_options *o
         engine->packet_wait = cl_packet_wait_create(engine);
         if (engine->packet_wait == NULL)
             return CL_ENOMEM;
+        status = cl_port_set_open(&engine->port_set);
+        for (uint32_t i = 0; status == CL_OK && i < engine->ports.count; i++)
+            status = cl_port_set_add(&engine->port_set, i, engine->ports.wire_type->descriptor(engine->ports.wire, i));
+        if (status != CL_OK)
+            return status;
     }
     if (engine->ports.wire_type->datagram_limit != NULL) {
         uint32_t limit = engine->ports.wire_type->datagram_limit(engine->ports.wire);
@@ -162,8 +168,11 @@ int cl_engine_move_port(cl_engine *engine, uint32_t index, const char *address)
         name_interface(engine, index, address);
     if (status == CL_OK && engine->endpoint != NULL)
         cl_endpoint_release_port(engine->endpoint, index); /* the new socket has room */
-    if (status == CL_OK && engine->packet_wait != NULL)
-        cl_packet_wait_move(engine->packet_wait, index, engine->ports.wire_type->descriptor(engine->ports.wire, index));
+    if (status == CL_OK && engine->packet_wait != NULL) {
+        int fd = engine->ports.wire_type->descriptor(engine->ports.wire, index);
+        cl_packet_wait_move(engine->packet_wait, index, fd);
+        status = cl_port_set_add(&engine->port_set, index, fd);
+    }
     pthread_mutex_unlock(&engine->core);
     cl_engine_wake(engine); /* it may be asleep on the former socket */
     return status;

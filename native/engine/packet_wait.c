@@ -11,7 +11,7 @@
 
 enum {
     SLEEP_MOST_US = 1000000,
-    PAUSE_US = 1000, /* from one wait to the next one, which does not poll: see GRACE_US of engine.c */
+    PAUSE_US = 1000, /* after a longer pause before a wait, the next wait will mostly be as late */
 };
 
 struct cl_packet_wait *cl_packet_wait_create(struct cl_engine *engine)
@@ -94,23 +94,20 @@ static uint64_t sleep_on(struct cl_packet_wait *wait, const _Atomic uint32_t *do
 
 static void poll_ports(struct cl_packet_wait *wait, const _Atomic uint32_t *done, uint64_t deadline_us)
 {
-    bool goes_on;
-    cl_engine_rest(wait->engine);
+    bool goes_on, apart = cl_now_us() > atomic_load(&wait->ended_us) + PAUSE_US;
     do {
         uint64_t readable = sleep_on(wait, done, deadline_us);
         goes_on = atomic_load(done) == 0 && !atomic_load(&wait->closed) && cl_now_us() < deadline_us;
-        bool alone = atomic_load(&wait->sleepers) == 0;
+        bool again = !apart && atomic_load(&wait->sleepers) == 0;
         if (readable != 0 || !goes_on)
-            goes_on = cl_engine_take_ports_turn(wait->engine, readable, goes_on ? done : NULL, alone);
+            goes_on = cl_engine_take_ports_turn(wait->engine, readable, goes_on ? done : NULL, again);
     } while (goes_on);
 }
 
 void cl_packet_wait_for(struct cl_packet_wait *wait, const _Atomic uint32_t *done, uint64_t deadline_us)
 {
-    if (cl_now_us() > atomic_load(&wait->ended_us) + PAUSE_US)
-        return;
     atomic_fetch_add(&wait->inside, 1);
-    if (!atomic_load(&wait->closed) && !atomic_exchange(&wait->engine->ports_taken, true))
+    if (!atomic_load(&wait->closed) && cl_engine_take_ports(wait->engine))
         poll_ports(wait, done, deadline_us);
     atomic_fetch_sub(&wait->inside, 1);
 }

@@ -38,10 +38,9 @@ void cl_packet_wait_release(struct cl_packet_wait *wait);
 void cl_packet_wait_close(struct cl_packet_wait *wait);
 
 /* Polls the sockets until *done is not 0, the engine is closed, the deadline has passed, or packets come in bulk. Not
- * at all while another calling thread does, nor in the first wait after a pause: the engine's thread polls then, and
- * both would wake. */
+ * at all while another calling thread does. */
 void cl_packet_wait_for(struct cl_packet_wait *wait, const _Atomic uint32_t *done, uint64_t deadline_us);
-/* Notes that a wait has ended: one that begins soon may poll. */
+/* Notes that a wait has ended. If the next one begins soon, the sockets are left to one more after it. */
 void cl_packet_wait_note(struct cl_packet_wait *wait);
 /* The word is not 0 any more: ends the sleep of a thread that polls and waits for that. */
 void cl_packet_wait_end(struct cl_packet_wait *wait, const _Atomic uint32_t *done);

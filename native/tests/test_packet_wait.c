@@ -15,12 +15,19 @@ static bool polls(const struct world *world, uint32_t rank)
     return atomic_load(&world->engines[rank]->ports_taken);
 }
 
-/* The next wait of a rank begins as if another one had just ended. A lost wake-up shows: it sleeps on. */
-static void keep_polling(const struct world *world, uint32_t rank)
+/* The next wait of a rank begins as if another one had just ended, or (apart) after a pause. A lost wake-up shows: it
+ * sleeps on. */
+static void prepare_wait(const struct world *world, uint32_t rank, bool apart)
 {
     struct cl_packet_wait *wait = world->engines[rank]->packet_wait;
     wait->sleep_most_us = UINT64_MAX;
-    atomic_store(&wait->ended_us, UINT64_MAX / 2);
+    atomic_store(&wait->ended_us, apart ? 0 : UINT64_MAX / 2);
+}
+
+/* Whether the engine's thread would sleep without the sockets. */
+static bool is_left_out(const cl_engine *engine)
+{
+    return !atomic_load(&engine->port_set.on);
 }
 
 /* Whether a thread polls the sockets, or is about to. Mostly: amid a long turn of the engine's thread, as on a busy
@@ -36,7 +43,7 @@ static bool await_polling(const struct world *world, uint32_t rank)
 /* Waits for a message of one byte in another thread, which mostly polls the sockets once this returns. */
 static void start_waiter(struct waiter *waiter, struct team *team, uint32_t rank, uint8_t *target)
 {
-    keep_polling(team->world, rank);
+    prepare_wait(team->world, rank, false);
     waiter->operation = start_receive(team, rank, 1 - rank, 1, target, 1, PATIENCE_US);
     waiter->timeout_us = waiter->timeout_us > 0 ? waiter->timeout_us : 2 * HANG_US;
     pthread_create(&waiter->thread, NULL, wait_for, waiter);
@@ -59,10 +66,10 @@ static void await_leaving(const struct world *world, uint32_t rank)
     struct pollfd rings = {.fd = engine->wake_fd, .events = POLLIN};
     uint64_t start_us = cl_now_us();
     cl_engine_wake(engine);
-    while (polls(world, rank) && (!atomic_load(&engine->leaves_ports) || poll(&rings, 1, 0) > 0) &&
+    while (polls(world, rank) && (!is_left_out(engine) || poll(&rings, 1, 0) > 0) &&
            cl_now_us() - start_us < PATIENCE_US)
         usleep(100);
-    CHECK(!polls(world, rank) || atomic_load(&engine->leaves_ports));
+    CHECK(!polls(world, rank) || is_left_out(engine));
 }
 
 /* Polls the sockets of a rank, as far as its engine's thread can see. */
@@ -82,11 +89,20 @@ static bool returns(const struct world *world, uint32_t rank, uint64_t soon_us)
     bool soon;
     do {
         pthread_mutex_lock(&engine->core);
-        soon = !atomic_load(&engine->leaves_ports) || engine->sleeps_until_us <= cl_now_us() + soon_us ||
-               poll(&rings, 1, 0) > 0;
+        soon = !is_left_out(engine) || engine->sleeps_until_us <= cl_now_us() + soon_us || poll(&rings, 1, 0) > 0;
         pthread_mutex_unlock(&engine->core);
     } while (!soon && cl_now_us() - start_us < soon_us);
     return soon;
+}
+
+/* False: it does not sleep, because it had to leave the sockets to the engine's thread. */
+static bool await_sleep(const struct cl_packet_wait *wait)
+{
+    uint64_t start_us = cl_now_us();
+    while (atomic_load(&wait->sleeps_for) == NULL && atomic_load(&wait->engine->ports_taken) &&
+           cl_now_us() - start_us < PATIENCE_US)
+        usleep(100);
+    return atomic_load(&wait->sleeps_for) != NULL;
 }
 
 /* Nobody waits for the second message: the engine's thread receives it. */
@@ -173,7 +189,7 @@ TEST(test_end_while_polling)
         SCOPED_TEAM team = open_team(&world, 1, false);
         uint8_t in = 0;
         struct waiter waiter = {0};
-        keep_polling(&world, 0);
+        prepare_wait(&world, 0, false);
         waiter.operation = start_receive(&team, 0, 1, 1, &in, 1, way == TIMEOUT ? 100000 : PATIENCE_US);
         waiter.timeout_us = 2 * HANG_US;
         pthread_create(&waiter.thread, NULL, wait_for, &waiter);
@@ -197,21 +213,29 @@ TEST(test_end_while_polling)
         CHECK(polled[way]);
 }
 
-/* The first wait after a pause leaves the sockets to the engine's thread, which polls them already. */
+/* In the first wait after a pause a thread takes the sockets from the engine's, which sleeps on, and gives them back at
+ * its end. If the engine's thread wakes for another reason, the attempt tells nothing. */
 TEST(test_wait_after_a_pause)
 {
+    enum { ATTEMPTS = 20 };
     SCOPED_WORLD world = open_world(2, "udp", 0);
     SCOPED_TEAM team = open_team(&world, 1, false);
-    uint8_t in = 0, out = 1;
-    for (uint32_t round = 0; round < 5; round++) {
-        struct waiter waiter = {.operation = start_receive(&team, 0, 1, 1, &in, 1, PATIENCE_US)};
-        usleep(2000);
+    cl_engine *engine = world.engines[0];
+    bool seen = false;
+    for (uint32_t attempt = 0; attempt < ATTEMPTS && !seen; attempt++) {
+        uint8_t in = 0, out = 1;
+        struct waiter waiter = {.operation = start_receive(&team, 0, 1, 1, &in, 1, PATIENCE_US),
+                                .timeout_us = 2 * HANG_US};
+        usleep(20000); /* the engine's thread goes to sleep, with the sockets */
+        uint64_t before = atomic_load(&engine->wakeups);
+        prepare_wait(&world, 0, true);
         pthread_create(&waiter.thread, NULL, wait_for, &waiter);
-        usleep(2000);
-        CHECK(!polls(&world, 0));
+        seen = await_polling(&world, 0) && await_sleep(engine->packet_wait) && is_left_out(engine);
         CHECK_EQ(finish(start_send(&team, 1, 0, 1, &out, 1, PATIENCE_US)), CL_OK);
         end_waiter(&waiter, CL_OK);
+        seen = seen && !is_left_out(engine) && atomic_load(&engine->wakeups) == before;
     }
+    CHECK(seen);
 }
 
 /* Only the end of what a thread sleeps for ends its sleep, or a new socket. */
@@ -238,7 +262,7 @@ TEST(test_timeout_of_a_wait)
     SCOPED_TEAM team = open_team(&world, 1, false);
     uint32_t in = 0, out = 7;
     cl_operation *receive = start_receive(&team, 0, 1, 1, &in, 4, PATIENCE_US);
-    keep_polling(&world, 0);
+    prepare_wait(&world, 0, false);
     CHECK_EQ(cl_operation_wait(receive, 20000), CL_EAGAIN);
     CHECK(!polls(&world, 0));
     CHECK_EQ(finish(start_send(&team, 1, 0, 1, &out, 4, PATIENCE_US)), CL_OK);
@@ -404,12 +428,12 @@ static void start_many(struct team *team)
     cl_plan_release(request.plan);
 }
 
-/* A thread that stops polling wakes the engine's if others wait, a port is full, packets come in bulk, or there is more
- * to do; else that one sleeps on. The engine's thread may wake by itself, and take the ring or cause one: then the
- * attempt tells nothing. */
+/* A thread that stops polling wakes the engine's if a port is full, packets come in bulk, or there is more to do; else
+ * that one sleeps on, with the sockets if others wait or this wait came after a pause. The engine's thread may wake by
+ * itself, and take the ring or cause one: then the attempt tells nothing. */
 TEST(test_sockets_go_back_at_once)
 {
-    enum { ALONE, OTHERS, FULL, BULK, MORE, WAYS, ATTEMPTS = 20 };
+    enum { ALONE, OTHERS, APART, FULL, BULK, MORE, WAYS, ATTEMPTS = 20 };
     int bell = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     for (uint32_t way = 0; way < WAYS; way++) {
         bool seen = false;
@@ -432,8 +456,9 @@ TEST(test_sockets_go_back_at_once)
             if (way == MORE)
                 start_many(&team);
             (void)eventfd_read(bell, &rings);
-            if (way == ALONE || way == OTHERS) {
-                keep_polling(&world, 0);
+            bool idle = way == ALONE || way == OTHERS || way == APART, left_out = way == ALONE;
+            if (idle) {
+                prepare_wait(&world, 0, way == APART);
                 atomic_store(&engine->packet_wait->sleepers, way == OTHERS);
                 atomic_store(&engine->ports_taken, false); /* which the engine's thread does not know */
                 cl_packet_wait_for(engine->packet_wait, &done, cl_now_us() + 1000);
@@ -441,7 +466,8 @@ TEST(test_sockets_go_back_at_once)
             } else {
                 stays = cl_engine_take_ports_turn(engine, way == BULK || way == MORE, &done, true);
             }
-            seen = !stays && !polls(&world, 0) && (eventfd_read(bell, &rings) == 0) == (way != ALONE);
+            seen = !stays && !polls(&world, 0) && (eventfd_read(bell, &rings) == 0) == !idle &&
+                   (!idle || is_left_out(engine) == left_out);
             atomic_store(&refuses, false);
             atomic_store(&engine->ports_taken, false);
             redirect_rings(engine, wake_fd);
@@ -451,6 +477,24 @@ TEST(test_sockets_go_back_at_once)
         CHECK(seen);
     }
     close(bell);
+}
+
+/* The engine's thread keeps the sockets while packets come in bulk. If it is awake, the attempt tells nothing. */
+TEST(test_sockets_stay_in_bulk)
+{
+    enum { ATTEMPTS = 20 };
+    SCOPED_WORLD world = open_world(2, "udp", 0);
+    SCOPED_TEAM team = open_team(&world, 1, false);
+    cl_engine *engine = world.engines[0];
+    bool seen = false;
+    for (uint32_t attempt = 0; attempt < ATTEMPTS && !seen; attempt++) {
+        usleep(20000);
+        pretend_bulk(engine);
+        seen = !cl_engine_take_ports(engine) && !polls(&world, 0) && !is_left_out(engine);
+        atomic_store(&engine->ports_taken, false);
+        cl_engine_wake(engine);
+    }
+    CHECK(seen);
 }
 
 /* The engine's thread sleeps on the sockets when a calling thread begins to poll them: it leaves that one the packets.
@@ -469,25 +513,15 @@ TEST(test_packets_are_for_the_thread_that_polls)
         atomic_store(&engine->ports_taken, true);
         uint64_t before = atomic_load(&engine->receive_calls), start_us = cl_now_us();
         CHECK_EQ(finish(start_send(&team, 1, 0, 1, &out, 1, PATIENCE_US)), CL_OK);
-        while (!atomic_load(&engine->leaves_ports) && cl_now_us() - start_us < PATIENCE_US)
+        while (!is_left_out(engine) && cl_now_us() - start_us < PATIENCE_US)
             usleep(100);
-        CHECK(atomic_load(&engine->leaves_ports));
+        CHECK(is_left_out(engine));
         seen = atomic_load(&engine->receive_calls) == before;
         atomic_store(&engine->ports_taken, false);
         cl_engine_wake(engine);
         CHECK_EQ(finish(receive), CL_OK);
     }
     CHECK(seen);
-}
-
-/* False: it does not sleep, because it had to leave the sockets to the engine's thread. */
-static bool await_sleep(const struct cl_packet_wait *wait)
-{
-    uint64_t start_us = cl_now_us();
-    while (atomic_load(&wait->sleeps_for) == NULL && atomic_load(&wait->engine->ports_taken) &&
-           cl_now_us() - start_us < PATIENCE_US)
-        usleep(100);
-    return atomic_load(&wait->sleeps_for) != NULL;
 }
 
 /* A thread that begins to poll puts the engine's thread off until its next turn. If it has to leave the sockets again,
@@ -508,7 +542,7 @@ TEST(test_engine_rests_while_a_thread_polls)
         engine->sleeps_until_us = 1; /* as if after another wait */
         atomic_store(&engine->ports_taken, false);
         pthread_mutex_unlock(&engine->core);
-        keep_polling(&world, 0);
+        prepare_wait(&world, 0, false);
         pthread_create(&waiter.thread, NULL, wait_for, &waiter);
         await_polling(&world, 0);
         told = await_sleep(engine->packet_wait);
@@ -556,7 +590,7 @@ TEST(test_wait_after_the_end)
     SCOPED_WORLD world = open_world(1, "udp", 0);
     struct cl_packet_wait *wait = world.engines[0]->packet_wait;
     _Atomic uint32_t done = 0;
-    keep_polling(&world, 0);
+    prepare_wait(&world, 0, false);
     cl_packet_wait_close(wait);
     wait->engine = NULL;
     cl_packet_wait_for(wait, &done, UINT64_MAX);
@@ -615,7 +649,7 @@ TEST(test_return_amid_a_turn)
         SCOPED_TEAM team = open_team(&world, 1, false);
         uint8_t in = 0, out = 1;
         struct waiter waiter = {.operation = start_receive(&team, 0, 1, 1, &in, 1, PATIENCE_US), .timeout_us = 50000};
-        keep_polling(&world, 0);
+        prepare_wait(&world, 0, false);
         if (polling == 0)
             pthread_mutex_lock(&world.engines[0]->core);
         pthread_create(&waiter.thread, NULL, wait_for, &waiter);

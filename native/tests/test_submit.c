@@ -19,7 +19,7 @@ static cl_plan *draft_messages(uint32_t rank, uint32_t messages, uint32_t bytes)
 /* In a call that waits for the end, the submitting thread is not to poll, and to send by that. */
 static void leave_polling(const struct world *world, uint32_t rank)
 {
-    atomic_store(&world->engines[rank]->packet_wait->ended_us, 0);
+    atomic_store(&world->engines[rank]->packet_wait->closed, true);
 }
 
 /* A short collective leaves in the thread that submits it, whether it then waits or not; not amid others, nor one of
