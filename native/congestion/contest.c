@@ -10,6 +10,7 @@ enum {
     PROBE_EVERY = 50, /* rounds until the first probe; twice as many after each in vain */
     PROBE_EVERY_MOST = 1600,
     PROBE_ROUNDS = 3,
+    COMMON_PROBE_US = 1 << 22, /* least time between probes that several ranks of a host make together */
     FORGET_US = 10000000,
     IDLE_US = 1000000,
     SILENT_PTOS = 3, /* after fewer the peer may only be asleep */
@@ -180,6 +181,19 @@ static enum cl_contest_news judge_queue(struct cl_contest *contest, uint64_t now
     return begin(contest, (double)contest->most_bytes);
 }
 
+/* Whether the next probe is due. A probe of one of several ranks of a host drains no queue, as the others go on. So
+ * they probe together, at multiples of a time on the host's clock. It doubles, so that ranks with different times meet
+ * at the multiples of the longest one. */
+static bool probe_is_due(const struct cl_contest *contest, uint64_t now_us)
+{
+    if (contest->ranks == 1)
+        return contest->rounds == 0;
+    uint64_t period_us = COMMON_PROBE_US, least_us = (uint64_t)(contest->probe_every * network_us(contest));
+    while (period_us < least_us)
+        period_us *= 2;
+    return now_us / period_us != contest->round_us / period_us;
+}
+
 static enum cl_contest_news probe(struct cl_contest *contest, uint64_t now_us)
 {
     if (contest->rounds > 0)
@@ -188,13 +202,14 @@ static enum cl_contest_news probe(struct cl_contest *contest, uint64_t now_us)
         contest->cubic.window *= probe_part(contest);
         return end(contest, now_us);
     }
-    if (contest->rounds > 0)
-        return CL_CONTEST_NONE;
     if (contest->probed_us > 0) {
+        if (contest->rounds > 0)
+            return CL_CONTEST_NONE;
         contest->probed_us = 0;
         contest->probe_every *= contest->probe_every < PROBE_EVERY_MOST ? 2 : 1;
         contest->rounds = contest->probe_every;
-    } else if (contest->queue_us > contest->base_us * DRAINED && contest->queue_us > KEPT * contest->kept_alone_us) {
+    } else if (probe_is_due(contest, now_us) && contest->queue_us > contest->base_us * DRAINED &&
+               contest->queue_us > KEPT * contest->kept_alone_us) {
         contest->probed_us = contest->queue_us;
         contest->rounds = PROBE_ROUNDS;
     }
@@ -205,6 +220,7 @@ static enum cl_contest_news end_round(struct cl_contest *contest, uint64_t next,
 {
     enum cl_contest_news news = contest->active ? probe(contest, now_us) : judge_queue(contest, now_us);
     contest->round_end = next;
+    contest->round_us = now_us;
     contest->bytes_before = contest->bytes;
     contest->delivered = fmax((double)contest->bytes, (1 - DELIVERED_FADES) * contest->delivered);
     contest->bytes = 0;

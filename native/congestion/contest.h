@@ -20,8 +20,8 @@
  * this window only while the queue is longer than usual and at least half as long as the longest one of lately. From
  * these losses those are subtracted which the link would cause anyway, as often as at shorter queues. Where most losses
  * are others, the contest ends, unless the buffer is so short that it would overflow all the time without one. Where
- * the queue is longer than what this job keeps, the window goes down to what the empty network holds from time to time:
- * if the queue drains, nobody else fills it, and the contest ends as well.
+ * the queue is longer than what this job keeps, the window goes down to what the empty network holds from time to time,
+ * those of a host's ranks together: if the queue drains, nobody else fills it, and the contest ends as well.
  */
 #pragma once
 
@@ -76,6 +76,7 @@ struct cl_contest {
     double longest_us; /* queue, of lately */
 
     uint64_t round_end;           /* the round ends when this number is acknowledged */
+    uint64_t round_us;            /* when it began */
     uint64_t bytes, bytes_before; /* acknowledged in this round, and in the last one */
     double delivered;             /* the most bytes of a round, of lately */
     uint32_t least_us;            /* the shortest queue of this round; UINT32_MAX: none is known */

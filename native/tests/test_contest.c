@@ -265,6 +265,28 @@ TEST(test_probes_in_vain_become_rare)
     CHECK_EQ(rounds(1, 2000), CL_CONTEST_ENDED);
 }
 
+/* Several ranks of a host probe at the same times, whenever their contests began. */
+TEST(test_ranks_of_a_host_probe_together)
+{
+    enum { TOGETHER_US = 1 << 22, ROUNDS = 40000 };
+    for (uint32_t late = 0; late < 4; late++) {
+        start();
+        ranks = 2;
+        now_us += 700000 * late;
+        CHECK_EQ(rounds(100, 2000), CL_CONTEST_BEGAN);
+        uint32_t probes = 0;
+        for (uint32_t i = 0; i < ROUNDS; i++) {
+            bool probed = contest.probed_us > 0;
+            CHECK_EQ(rounds(1, probed ? 1000 : 2000), CL_CONTEST_NONE);
+            if (probed || contest.probed_us == 0)
+                continue;
+            CHECK(now_us % TOGETHER_US < 2 * ROUND_US);
+            probes++;
+        }
+        CHECK(probes >= 4 && probes <= ROUNDS * ROUND_US / TOGETHER_US);
+    }
+}
+
 /* What probes in vain have shown is forgotten some time after the contest, also where hosts share a port. */
 TEST(test_vain_probes_are_forgotten)
 {
