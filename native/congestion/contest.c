@@ -7,10 +7,11 @@ enum {
     QUEUED_KEPT_SHARED = 64, /* ... or so many, where several windows have to find it */
     LOSSES_LEAST = 8,
     LOSSES_MEMORY = 64,
-    PROBE_EVERY = 50, /* rounds until the first probe; twice as many after each in vain */
+    PROBE_EVERY = 50, /* rounds until the first probe of a lone rank; twice as many after each in vain */
     PROBE_EVERY_MOST = 1600,
     PROBE_ROUNDS = 3,
-    COMMON_PROBE_US = 1 << 22, /* least time between probes that several ranks of a host make together */
+    COMMON_PROBE_US = 1 << 22, /* least time between probes that several ranks of a host make together; */
+    COMMON_PROBE_ROUNDS = 2,   /* each begins so soon after it */
     FORGET_US = 10000000,
     IDLE_US = 1000000,
     SILENT_PTOS = 3, /* after fewer the peer may only be asleep */
@@ -182,16 +183,18 @@ static enum cl_contest_news judge_queue(struct cl_contest *contest, uint64_t now
 }
 
 /* Whether the next probe is due. A probe of one of several ranks of a host drains no queue, as the others go on. So
- * they probe together, at multiples of a time on the host's clock. It doubles, so that ranks with different times meet
- * at the multiples of the longest one. */
+ * they probe together, shortly after multiples of a time on the host's clock, or not at all. That time doubles, so that
+ * ranks with different ones meet at the multiples of the longest one. */
 static bool probe_is_due(const struct cl_contest *contest, uint64_t now_us)
 {
     if (contest->ranks == 1)
         return contest->rounds == 0;
-    uint64_t period_us = COMMON_PROBE_US, least_us = (uint64_t)(contest->probe_every * network_us(contest));
-    while (period_us < least_us)
+    double round_us = network_us(contest), least_us = contest->probe_every * round_us;
+    uint64_t period_us = COMMON_PROBE_US;
+    while ((double)period_us < least_us)
         period_us *= 2;
-    return now_us / period_us != contest->round_us / period_us;
+    return (double)(now_us % period_us) < COMMON_PROBE_ROUNDS * round_us &&
+           (double)(now_us - contest->probe_at_us) > 2 * COMMON_PROBE_ROUNDS * round_us;
 }
 
 static enum cl_contest_news probe(struct cl_contest *contest, uint64_t now_us)
@@ -211,6 +214,7 @@ static enum cl_contest_news probe(struct cl_contest *contest, uint64_t now_us)
     } else if (probe_is_due(contest, now_us) && contest->queue_us > contest->base_us * DRAINED &&
                contest->queue_us > KEPT * contest->kept_alone_us) {
         contest->probed_us = contest->queue_us;
+        contest->probe_at_us = now_us;
         contest->rounds = PROBE_ROUNDS;
     }
     return CL_CONTEST_NONE;
@@ -220,7 +224,6 @@ static enum cl_contest_news end_round(struct cl_contest *contest, uint64_t next,
 {
     enum cl_contest_news news = contest->active ? probe(contest, now_us) : judge_queue(contest, now_us);
     contest->round_end = next;
-    contest->round_us = now_us;
     contest->bytes_before = contest->bytes;
     contest->delivered = fmax((double)contest->bytes, (1 - DELIVERED_FADES) * contest->delivered);
     contest->bytes = 0;

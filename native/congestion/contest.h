@@ -76,7 +76,6 @@ struct cl_contest {
     double longest_us; /* queue, of lately */
 
     uint64_t round_end;           /* the round ends when this number is acknowledged */
-    uint64_t round_us;            /* when it began */
     uint64_t bytes, bytes_before; /* acknowledged in this round, and in the last one */
     double delivered;             /* the most bytes of a round, of lately */
     uint32_t least_us;            /* the shortest queue of this round; UINT32_MAX: none is known */
@@ -91,7 +90,8 @@ struct cl_contest {
     uint64_t tried_from;        /* packets from this number on count */
 
     uint32_t probe_every; /* rounds */
-    uint32_t rounds;      /* until the next probe, or until this one is over */
+    uint32_t rounds;      /* until the next probe of a lone rank, or until this one is over */
+    uint64_t probe_at_us; /* when the latest one began */
     uint32_t probed_us;   /* the queue before this probe; 0: there is none */
     uint64_t ended_us;
 

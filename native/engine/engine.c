@@ -198,7 +198,8 @@ static uint64_t take_turn(struct cl_engine *engine)
     return cl_turn_take(&turn);
 }
 
-/* Whether nobody looks at the ports: a calling thread has left them, and the engine's thread sleeps without them. */
+/* Whether nobody looks at the ports: a calling thread has left them, and the engine's thread sleeps without them. In
+ * naps, and while a port is full, that thread does not sleep on the set; it is on all the same. */
 static bool ports_are_left(struct cl_engine *engine)
 {
     return engine->packet_wait != NULL && !atomic_load(&engine->port_set.on) && !atomic_load(&engine->ports_taken);
@@ -286,34 +287,28 @@ static void leave_ports(struct cl_engine *engine, enum leaving leaving)
 {
     /* The order matters: the engine's thread either sees that it has the ports, or is seen to leave them. */
     atomic_store(&engine->ports_taken, false);
-    if (leaving == LEAVE_AWAKE)
+    if (leaving == LEAVE_AWAKE) {
         cl_engine_wake(engine);
-    else if (leaving == LEAVE_ASLEEP)
-        cl_port_set_turn(&engine->port_set, true);
-    else
-        set_sleep(engine);
-}
-
-static bool is_bulk(struct cl_engine *engine)
-{
-    return full_ports(engine) != 0 || nap_us(engine, cl_now_us()) > 0;
-}
-
-bool cl_engine_take_ports(struct cl_engine *engine)
-{
-    if (atomic_exchange(&engine->ports_taken, true))
-        return false;
-    bool asleep = pthread_mutex_trylock(&engine->core) == 0, bulk = asleep && is_bulk(engine);
-    if (bulk) {
-        leave_ports(engine, LEAVE_ASLEEP);
-    } else {
-        cl_port_set_turn(&engine->port_set, false);
-        if (asleep)
-            set_sleep(engine);
+        return;
     }
+    if (leaving == LEAVE_ASLEEP)
+        cl_port_set_turn(&engine->port_set, true);
+    set_sleep(engine);
+}
+
+bool cl_engine_take_ports(struct cl_engine *engine, bool unless_busy)
+{
+    if (atomic_load(&engine->keeps_ports))
+        return false;
+    bool asleep = pthread_mutex_trylock(&engine->core) == 0;
+    bool takes = (asleep || !unless_busy) && !atomic_exchange(&engine->ports_taken, true);
+    if (takes)
+        cl_port_set_turn(&engine->port_set, false);
+    if (takes && asleep)
+        set_sleep(engine);
     if (asleep)
         pthread_mutex_unlock(&engine->core);
-    return !bulk;
+    return takes;
 }
 
 bool cl_engine_take_ports_turn(struct cl_engine *engine, uint64_t readable, const _Atomic uint32_t *done, bool again)
@@ -328,7 +323,7 @@ bool cl_engine_take_ports_turn(struct cl_engine *engine, uint64_t readable, cons
     bool more = readable != 0 && visit(engine);
     if (more && done != NULL && atomic_load(done) == 0)
         more = visit(engine);
-    bool bulk = more || is_bulk(engine);
+    bool bulk = more || full_ports(engine) != 0 || (readable != 0 && nap_us(engine, cl_now_us()) > 0);
     bool stays = done != NULL && atomic_load(done) == 0 && !bulk;
     if (!stays)
         leave_ports(engine, bulk ? LEAVE_AWAKE : again ? LEAVE_FOR_NOW : LEAVE_ASLEEP);
@@ -383,6 +378,7 @@ static void sleep_until(struct cl_engine *engine, uint64_t deadline_us)
     uint64_t now = cl_now_us();
     engine->due_us = engine->sleeps_until_us = deadline_us;
     uint64_t nap = deadline_us > now && full == 0 ? nap_us(engine, now) : 0;
+    atomic_store(&engine->keeps_ports, nap > 0 || full != 0);
     pthread_mutex_unlock(&engine->core);
 
     int ready = nap > 0 ? sleep_on(engine, fds, first_port, now + nap, false)
@@ -390,6 +386,7 @@ static void sleep_until(struct cl_engine *engine, uint64_t deadline_us)
     atomic_fetch_add_explicit(&engine->wakeups, 1, memory_order_relaxed);
 
     pthread_mutex_lock(&engine->core);
+    atomic_store(&engine->keeps_ports, false);
     engine->readable = nap > 0 || (shared && !atomic_load(&engine->port_set.on)) ? engine->ever_readable : 0;
     if (ready <= 0)
         return;

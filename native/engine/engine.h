@@ -8,6 +8,7 @@
  *   member->submitting   the order of submission to a group, and who may run operations in shared memory (member.h);
  *   engine->inbox        the hand-over from submitting threads, held for a few instructions;
  *   engine->events       completions for Python's completion thread.
+ * The port set has a lock of its own, under which no other is taken.
  */
 #pragma once
 
@@ -49,6 +50,7 @@ struct cl_engine {
     struct cl_nap nap;
     struct cl_packet_wait *packet_wait; /* NULL: only the engine's thread polls the ports */
     atomic_bool ports_taken;            /* a calling thread polls the ports */
+    atomic_bool keeps_ports;            /* the engine's thread naps, or waits for room */
     struct cl_port_set port_set;        /* with a packet_wait: the ports on which the engine's thread sleeps */
     struct cl_groups groups;
     struct cl_news news; /* what the turn has to tell */
@@ -74,8 +76,8 @@ void cl_engine_attend(struct cl_engine *engine, bool unless_busy);
  * once. Where another thread is amid a long turn, it takes none: the engine's thread does. */
 bool cl_engine_take_turn(struct cl_engine *engine, struct cl_group *group);
 /* A calling thread is about to poll the ports; the engine's sleeps on without them. False: another one does, or packets
- * come in bulk, which are for the engine's thread. */
-bool cl_engine_take_ports(struct cl_engine *engine);
+ * come in bulk, for which the engine's thread naps, or waits for room. `unless_busy`: also if that thread is awake. */
+bool cl_engine_take_ports(struct cl_engine *engine, bool unless_busy);
 /* Takes the engine's next turns in the calling thread, which polls the ports and has found some readable (a bit each).
  * Returns whether it shall go on polling: until *done is not 0, or packets come in bulk. done == NULL: it stops. So
  * it does where another thread is amid a long turn: the engine's has the ports then.

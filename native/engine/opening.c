@@ -163,16 +163,19 @@ int cl_engine_move_port(cl_engine *engine, uint32_t index, const char *address)
 {
     pthread_mutex_lock(&engine->core);
     bool can = index < engine->ports.count && address != NULL && engine->ports.wire_type->move != NULL;
+    if (can && engine->packet_wait != NULL)
+        cl_port_set_remove(&engine->port_set, engine->ports.wire_type->descriptor(engine->ports.wire, index));
     int status = can ? engine->ports.wire_type->move(engine->ports.wire, index, address) : CL_EINVAL;
+    if (can && engine->packet_wait != NULL) {
+        int fd = engine->ports.wire_type->descriptor(engine->ports.wire, index), added;
+        cl_packet_wait_move(engine->packet_wait, index, fd);
+        added = cl_port_set_add(&engine->port_set, index, fd);
+        status = status == CL_OK ? added : status;
+    }
     if (status == CL_OK)
         name_interface(engine, index, address);
     if (status == CL_OK && engine->endpoint != NULL)
         cl_endpoint_release_port(engine->endpoint, index); /* the new socket has room */
-    if (status == CL_OK && engine->packet_wait != NULL) {
-        int fd = engine->ports.wire_type->descriptor(engine->ports.wire, index);
-        cl_packet_wait_move(engine->packet_wait, index, fd);
-        status = cl_port_set_add(&engine->port_set, index, fd);
-    }
     pthread_mutex_unlock(&engine->core);
     cl_engine_wake(engine); /* it may be asleep on the former socket */
     return status;

@@ -92,9 +92,10 @@ static uint64_t sleep_on(struct cl_packet_wait *wait, const _Atomic uint32_t *do
     return readable;
 }
 
-static void poll_ports(struct cl_packet_wait *wait, const _Atomic uint32_t *done, uint64_t deadline_us)
+/* `apart`: the last wait ended long ago. */
+static void poll_ports(struct cl_packet_wait *wait, const _Atomic uint32_t *done, uint64_t deadline_us, bool apart)
 {
-    bool goes_on, apart = cl_now_us() > atomic_load(&wait->ended_us) + PAUSE_US;
+    bool goes_on;
     do {
         uint64_t readable = sleep_on(wait, done, deadline_us);
         goes_on = atomic_load(done) == 0 && !atomic_load(&wait->closed) && cl_now_us() < deadline_us;
@@ -106,9 +107,10 @@ static void poll_ports(struct cl_packet_wait *wait, const _Atomic uint32_t *done
 
 void cl_packet_wait_for(struct cl_packet_wait *wait, const _Atomic uint32_t *done, uint64_t deadline_us)
 {
+    bool apart = cl_now_us() > atomic_load(&wait->ended_us) + PAUSE_US;
     atomic_fetch_add(&wait->inside, 1);
-    if (!atomic_load(&wait->closed) && cl_engine_take_ports(wait->engine))
-        poll_ports(wait, done, deadline_us);
+    if (!atomic_load(&wait->closed) && cl_engine_take_ports(wait->engine, apart))
+        poll_ports(wait, done, deadline_us, apart);
     atomic_fetch_sub(&wait->inside, 1);
 }
 

@@ -38,9 +38,10 @@ void cl_packet_wait_release(struct cl_packet_wait *wait);
 void cl_packet_wait_close(struct cl_packet_wait *wait);
 
 /* Polls the sockets until *done is not 0, the engine is closed, the deadline has passed, or packets come in bulk. Not
- * at all while another calling thread does. */
+ * at all while another calling thread does, nor after a pause if the engine's thread is busy. */
 void cl_packet_wait_for(struct cl_packet_wait *wait, const _Atomic uint32_t *done, uint64_t deadline_us);
-/* Notes that a wait has ended. If the next one begins soon, the sockets are left to one more after it. */
+/* Notes that a wait has ended. If the next one begins soon, nobody polls for a while after that, as a third one mostly
+ * follows. */
 void cl_packet_wait_note(struct cl_packet_wait *wait);
 /* The word is not 0 any more: ends the sleep of a thread that polls and waits for that. */
 void cl_packet_wait_end(struct cl_packet_wait *wait, const _Atomic uint32_t *done);

@@ -5,6 +5,7 @@
 #include "tests/watched_wire.h"
 
 #include <poll.h>
+#include <sched.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -479,22 +480,34 @@ TEST(test_sockets_go_back_at_once)
     close(bell);
 }
 
-/* The engine's thread keeps the sockets while packets come in bulk. If it is awake, the attempt tells nothing. */
-TEST(test_sockets_stay_in_bulk)
+/* The engine's thread keeps the sockets while it naps, as it does when packets come in bulk; after a pause also while
+ * it is awake. */
+TEST(test_sockets_stay_with_the_thread)
 {
     enum { ATTEMPTS = 20 };
     SCOPED_WORLD world = open_world(2, "udp", 0);
-    SCOPED_TEAM team = open_team(&world, 1, false);
     cl_engine *engine = world.engines[0];
-    bool seen = false;
-    for (uint32_t attempt = 0; attempt < ATTEMPTS && !seen; attempt++) {
+    bool napped = false;
+    for (uint32_t attempt = 0; attempt < ATTEMPTS && !napped; attempt++) {
         usleep(20000);
         pretend_bulk(engine);
-        seen = !cl_engine_take_ports(engine) && !polls(&world, 0) && !is_left_out(engine);
+        cl_engine_wake(engine); /* it naps after its turn, for 1 ms */
+        uint64_t start_us = cl_now_us();
+        while (!atomic_load(&engine->keeps_ports) && cl_now_us() - start_us < 10000)
+            sched_yield();
+        bool takes = cl_engine_take_ports(engine, false);
+        napped = atomic_load(&engine->keeps_ports) && !takes && !polls(&world, 0);
         atomic_store(&engine->ports_taken, false);
         cl_engine_wake(engine);
     }
-    CHECK(seen);
+    CHECK(napped);
+    usleep(20000);
+    pthread_mutex_lock(&engine->core); /* as if it were awake */
+    CHECK(!cl_engine_take_ports(engine, true) && !polls(&world, 0));
+    CHECK(cl_engine_take_ports(engine, false) && polls(&world, 0));
+    pthread_mutex_unlock(&engine->core);
+    atomic_store(&engine->ports_taken, false);
+    cl_engine_wake(engine);
 }
 
 /* The engine's thread sleeps on the sockets when a calling thread begins to poll them: it leaves that one the packets.

@@ -44,7 +44,6 @@ TEST(test_turned_on_and_off)
     eventfd_write(ports.fds[0], 1);
     eventfd_write(ports.fds[2], 1);
     CHECK(!wakes(&ports, 0));
-    CHECK_EQ(cl_port_set_readable(&ports.set), 5); /* also while it is off */
     for (int round = 0; round < 3; round++) {
         cl_port_set_turn(&ports.set, true);
         cl_port_set_turn(&ports.set, true);
@@ -58,7 +57,6 @@ TEST(test_turned_on_and_off)
     eventfd_read(ports.fds[2], &ignored);
     cl_port_set_turn(&ports.set, true);
     CHECK(!wakes(&ports, 0));
-    CHECK_EQ(cl_port_set_readable(&ports.set), 0);
     close_ports(&ports);
 }
 
@@ -111,14 +109,15 @@ TEST(test_error_of_a_socket)
     close(fd);
 }
 
-/* A port gets another descriptor, and the former one is closed. */
+/* A port gets another descriptor; of the former one a copy stays open, as in a forked process. */
 TEST(test_another_descriptor)
 {
     struct ports ports = {0};
     open_ports(&ports);
     cl_port_set_turn(&ports.set, true);
     eventfd_write(ports.fds[1], 1);
-    int other = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    int other = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC), copy = dup(ports.fds[1]);
+    cl_port_set_remove(&ports.set, ports.fds[1]);
     close(ports.fds[1]);
     CHECK_EQ(cl_port_set_add(&ports.set, 1, other), CL_OK);
     CHECK(!wakes(&ports, 0));
@@ -126,5 +125,6 @@ TEST(test_another_descriptor)
     CHECK(wakes(&ports, 0));
     CHECK_EQ(cl_port_set_readable(&ports.set), 2);
     ports.fds[1] = other;
+    close(copy);
     close_ports(&ports);
 }
