@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -139,8 +140,8 @@ class Plan:
     @cached_property
     def link_bytes(self) -> float:
         """Bytes that the rank that sends most puts on its link in a step."""
-        by_byte = replace(self.costs, link=Link(8.0))
-        return link_seconds(self.choice, replace(self.choice, places=None).stages(by_byte))
+        by_byte, like = replace(self.costs, link=Link(8.0)), replace(self.choice, places=None)
+        return link_seconds(like, like.stages(by_byte))
 
     def simulate(self) -> Simulation:
         """The predicted steps, with their trace."""
@@ -155,14 +156,24 @@ class Plan:
 
 
 def link_seconds(choice: Choice, stages: Sequence[StageCosts]) -> float:
-    """Seconds of a step that the busiest link is in use: reductions, outputs and their gradients."""
-    used = [0.0] * choice.ranks
+    """Seconds of a step that the busiest link is in use: reductions, outputs and their gradients.
+
+    On a cluster, those that leave a host take its link, and others those of their rank, as in `simulate`.
+    """
+    used: defaultdict[tuple[str, int], float] = defaultdict(float)
+    places = choice.places
+
+    def use(rank: int, seconds: float, *, leaves_host: bool) -> None:
+        used[("host", places[rank].host) if places and leaves_host else ("rank", rank)] += seconds
+
     for stage, cost in enumerate(stages):
-        used[stage % choice.ranks] += cost.reduce_s
+        rank, after = stage % choice.ranks, (stage + 1) % choice.ranks
+        use(rank, cost.reduce_s, leaves_host=places is not None and places[rank].leaves_host)
         if choice.ranks > 1 and stage < len(stages) - 1:
-            used[stage % choice.ranks] += choice.microbatches * cost.send_s
-            used[(stage + 1) % choice.ranks] += choice.microbatches * cost.send_s
-    return max(used)
+            for sender in (rank, after):
+                is_outside = places is not None and places[rank].host != places[after].host
+                use(sender, choice.microbatches * cost.send_s, leaves_host=is_outside)
+    return max(used.values())
 
 
 def seconds(value: float) -> str:

@@ -211,6 +211,7 @@ def fastest_on(cluster: Cluster, layers: list[Layer], microbatches: int) -> floa
     st.sampled_from([8.0, 40.0, 400.0]),
     st.sampled_from([1, 10]),
 )
+@example([Layer(1, 1, 0, 3), Layer(1, 1, 15, 1)], (2, 2), [1.0] * 4, 8.0, 1)  # reductions do not take the hosts' links
 def test_the_best_plan_on_a_cluster_is_the_fastest_of_all(
     layers: list[Layer], hosts: tuple[int, ...], speeds: list[float], rate_bps: float, ratio: int
 ) -> None:
