@@ -7,7 +7,8 @@ enum {
     QUEUED_KEPT_SHARED = 64, /* ... or so many, where several windows have to find it */
     LOSSES_LEAST = 8,
     LOSSES_MEMORY = 64,
-    PROBE_EVERY = 50, /* rounds until the first probe of a lone rank; twice as many after each in vain */
+    PROBE_EVERY = 50, /* rounds until the first probe, and twice as many after each in vain; several ranks of a host
+                         see COMMON_PROBE_US, too */
     PROBE_EVERY_MOST = 1600,
     PROBE_ROUNDS = 3,
     COMMON_PROBE_US = 1 << 22, /* least time between probes that several ranks of a host make together; */

@@ -199,7 +199,7 @@ static uint64_t take_turn(struct cl_engine *engine)
 }
 
 /* Whether nobody looks at the ports: a calling thread has left them, and the engine's thread sleeps without them. In
- * naps, and while a port is full, that thread does not sleep on the set; it is on all the same. */
+ * naps, and while a port is full, that thread does not sleep on the set, but the set is on. */
 static bool ports_are_left(struct cl_engine *engine)
 {
     return engine->packet_wait != NULL && !atomic_load(&engine->port_set.on) && !atomic_load(&engine->ports_taken);
