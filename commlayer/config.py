@@ -67,6 +67,7 @@ _REPLACED = Kind("`gloo`", "use gloo, or nothing", lambda value: value if value 
 _SIGNAL = Kind("`usr1`, `usr2`", "use usr1 or usr2", lambda value: value if value in ("", "usr1", "usr2") else None)
 _PORT = numbers("port", 1024, 65535, "0 (none), or 1024 to 65535", zero=True, is_whole=True)
 _SOCKETS = numbers("sockets", 1, 8, "1 to 8", is_whole=True)
+_THREADS = numbers("threads", 1, 2, "1 or 2", is_whole=True)
 _SECONDS = numbers("seconds", 0.1, 86400, "0.1 to 86400")
 _SECONDS_OR_NEVER = numbers("seconds", 0.1, 86400, "0 (never), or 0.1 to 86400", zero=True)
 _PACKET = numbers("bytes", 576, 65535, "0 (automatic), or 576 to 65535", zero=True, is_whole=True)
@@ -117,9 +118,18 @@ class Config:
         tuple[int, ...],
         PORT_RANGE,
         "with `udp`: the UDP ports to use, as `20000-20100`, for firewalls. Each process takes the first free ones, "
-        "`COMMLAYER_PORTS` on each interface: a host needs as many ports as processes, times `COMMLAYER_PORTS`. Unset: "
+        "`COMMLAYER_PORTS` on each interface: a host needs as many ports as processes, times `COMMLAYER_PORTS`, times "
+        "`COMMLAYER_THREADS`. Unset: "
         "the kernel chooses. See [deploy.md](deploy.md#ports-and-firewalls)",
     ] = ()
+    threads: Annotated[
+        int,
+        _THREADS,
+        "2: a second thread, with sockets of its own, carries half of each all-reduce, broadcast and reduce of 1 MiB "
+        "or more between hosts. For fast networks where each rank has a host, and two idle cores, to itself. See "
+        "[engine.md](engine.md#two-threads)",
+        COMMON,
+    ] = 1
     shm: Annotated[bool, "1: ranks of one host exchange data through shared memory; 0: through the network"] = True
     peer_timeout_s: Annotated[
         float,

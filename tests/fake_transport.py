@@ -130,6 +130,7 @@ class FakeGroup:
     staging_bytes = 0
     packet_bytes = largest_packet_bytes = 1432
     is_inherited = False
+    second = None
 
     def __init__(self, rendezvous: Rendezvous) -> None:
         self.rank, self.size = rendezvous.rank, rendezvous.size

@@ -190,6 +190,11 @@ class Group(Protocol):
     """Whether this process is a forked child of the one that made the group: all operations raise ClosedError."""
 
     @property
+    def second(self) -> Group | None:
+        """The end of the same group on a second engine, for a part of long operations: it fails and ends with this one.
+        None: there is one engine."""
+
+    @property
     def who(self) -> str:
         """This rank of the job and the group: the beginning of errors."""
 

@@ -299,6 +299,8 @@ def connect(
         description = {**engine.describe(), "format": FORMAT, "peer": peer}
         description |= {"settings": engine.config.common() | common, "policy": policy}
         description["secret"] = fingerprint(secret, engine.life)
+        if engine.second is not None:
+            description["second"]["peer"] = peer
         if rendezvous.rank == 0:
             root = rendezvous.store if own_job else root_of(rendezvous.store)
             begins = is_world or own_job
@@ -319,7 +321,7 @@ def connect(
         check_secrets(descriptions, members, secret)
         policies = [{f"Policy.{name}": value for name, value in told["policy"].items()} for told in descriptions]
         agree(members, policies, MismatchError)
-        group = joining.join(
+        group = joining.join_both(
             engine,
             members,
             descriptions,

@@ -77,6 +77,9 @@ class NativeGroup:
         self._failure: tuple[int | None, str, bool] = (None, "", False)  # of a closed group, see `_read_failure`
         self._end = lib.CL_ECLOSED  # the status of operations on a closed group
         self._peers = peers
+        self.second: NativeGroup | None = None
+        """The end of the same group on the second engine, for a part of large operations. It fails and ends with this
+        one."""
         self.on_failure: Callable[[], None] = lambda: None
         self.on_left: Callable[[], None] = lambda: None
         self.farewell: Callable[[], str] = str
@@ -84,6 +87,14 @@ class NativeGroup:
         self.is_inherited = False
         self._owner = os.getpid()
         disowned_in_children(self)
+
+    def pair(self, second: NativeGroup) -> None:
+        """Gives the group its end on the second engine, whose errors are those of this group from now on."""
+        self.second = second
+        second.diagnosis = self.diagnosis
+        whole = weakref.proxy(self)
+        second.on_failure = lambda: whole.on_failure()
+        second.farewell = lambda: whole.farewell()
 
     def disown(self) -> None:
         """See `fork.Owned`."""
@@ -197,6 +208,11 @@ class NativeGroup:
         if self.diagnosis.inquiry is not None:
             # The reason goes before the abort: peers that hear of it look for the reason, and not for long.
             self.diagnosis.inquiry.abort(reason)
+        if self.second is not None:
+            self.second._abort()
+        self._abort()
+
+    def _abort(self) -> None:
         with self._lock:
             if self._group is None:  # another thread was faster
                 return
@@ -218,7 +234,8 @@ class NativeGroup:
         with self._lock:
             if self._group is not None:
                 lib.cl_group_awaited(self._group, flags)
-        return [rank for rank, flag in enumerate(flags) if flag]
+        beside = [] if self.second is None else self.second.awaited()
+        return [rank for rank, flag in enumerate(flags) if flag or rank in beside]
 
     def lost(self) -> list[int]:
         number = ffi.new("uint32_t *")
@@ -226,7 +243,8 @@ class NativeGroup:
             if self._group is None:
                 return []
             found = [lib.cl_engine_incarnation(self.engine.raw, peer, number) for peer in self._peers]
-        return [rank for rank, status in enumerate(found) if status == lib.CL_EPEERLOST]
+        beside = [] if self.second is None else self.second.lost()
+        return [rank for rank, status in enumerate(found) if status == lib.CL_EPEERLOST or rank in beside]
 
     def status(self) -> tuple[str, int | None]:
         culprit = ffi.new("uint32_t *")
@@ -236,7 +254,7 @@ class NativeGroup:
             else:
                 status = lib.cl_group_status(self._group, culprit)
         if status in (lib.CL_OK, lib.CL_ECLOSED):
-            return "", None
+            return ("", None) if self.second is None else self.second.status()
         return ffi.string(lib.cl_error_text(status)).decode(), None if culprit[0] == NOBODY else int(culprit[0])
 
     def _lags(self) -> dict[int, Lag]:
@@ -255,6 +273,8 @@ class NativeGroup:
             return
         if self.diagnosis.waits is not None:
             self.diagnosis.waits.close()
+        if self.second is not None:
+            self.second._leave_engine()
         self.engine.lags.close(id(self))  # the group goes after this: no thread reads its lags from here on
         with self._lock:
             group, self._group = self._group, None

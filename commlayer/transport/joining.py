@@ -104,6 +104,60 @@ def join(
     )
 
 
+def join_both(
+    engine: Engine,
+    members: Members,
+    descriptions: Sequence[dict[str, Any]],
+    exchange: Callable[[str, bytes], list[bytes]],
+    *,
+    job: int,
+    key: bytes,
+    group: int,
+    paired: bool,
+) -> NativeGroup:
+    """As `join`; the group also has an end on the second engine (`NativeGroup.second`), if there is one, and if the
+    ranks have several hosts."""
+    second = None
+    if engine.second is not None:
+        for rank, description in enumerate(descriptions):
+            check_description(description, members, rank)
+        if len(group_hosts(descriptions)) > 1:
+            second = _join_second(engine.second, members, descriptions, exchange, job=job, key=key, group=group)
+    try:
+        joined = join(engine, members, descriptions, exchange, job=job, key=key, group=group, paired=paired)
+    except BaseException:
+        if second is not None:
+            second.close()
+        raise
+    if second is not None:
+        joined.pair(second)
+    return joined
+
+
+def _join_second(
+    second: Engine,
+    members: Members,
+    descriptions: Sequence[dict[str, Any]],
+    exchange: Callable[[str, bytes], list[bytes]],
+    *,
+    job: int,
+    key: bytes,
+    group: int,
+) -> NativeGroup:
+    described = [description.get("second", {}) for description in descriptions]
+
+    def exchange_second(step: str, value: bytes) -> list[bytes]:
+        return exchange(f"{step} (second engine)", value)
+
+    second.use()
+    try:
+        # Paired: with one key for all, packets of the ranks' first engines would be valid for the second ones.
+        return join(second, members, described, exchange_second, job=job, key=key, group=group, paired=True)
+    except BaseException:
+        second.release()
+        raise
+
+
 def _share_memory(
     local: Sequence[int],
     members: Members,

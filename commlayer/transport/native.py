@@ -6,6 +6,7 @@ Only this module imports the compiled one. Every call into that releases the GIL
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import socket
 import threading
@@ -42,6 +43,22 @@ UNEXPECTED_LIMIT_BYTES = 16 << 20
 LIFE_BYTES = 16
 
 LOOPBACK_MTU_BYTES = 9000
+
+TWIN = lib.CL_PEERS_MAX
+"""The number by which an engine watches its own process, whose other engine shares its interfaces: no peer has it."""
+
+SUMMED = (
+    "packets_sent",
+    "packets_lost",
+    "packets_received",
+    "window_bytes",
+    "rate_bytes",
+    "capacity_bytes",
+    "carried_bytes",
+    "delivered_bytes",
+    "arrived_bytes",
+)
+"""The figures of a path that are sums of the two engines' own; the others are those of the first."""
 
 ERRORS: dict[int, tuple[type[CommError], str]] = {
     lib.CL_EINVAL: (CommError, "this is a defect of commlayer; please report it"),
@@ -167,6 +184,12 @@ class Engine:
         engine = cls(config, used, left_out=left_out)
         # Processes that multiprocessing made do not run atexit.
         engine._at_exit = Finalize(None, engine._linger, exitpriority=0)
+        if config.threads > 1:
+            try:
+                engine._open_second()
+            except BaseException:
+                engine.close()
+                raise
         return engine
 
     def __init__(
@@ -194,6 +217,9 @@ class Engine:
         self.paused: set[str] = set()
         """The paused interfaces, by `port_names`."""
         self._lives: dict[int, str] = {}
+        self.second: Engine | None = None
+        """The engine with the second thread, of COMMLAYER_THREADS=2: see `group_pair.py`. It is closed with this one,
+        whose counters have its own in them."""
         self._is_private = False
         self._users = 0
         self._at_exit: Finalize | None = None
@@ -229,8 +255,8 @@ class Engine:
         if status == lib.CL_ENOPORT:
             raise ConfigError(
                 f"COMMLAYER_PORT_RANGE={first}-{last}: no free UDP port on host {socket.gethostname()} ({where}); "
-                f"a host needs COMMLAYER_PORTS={config.ports} per process; widen the range, or end the processes that "
-                f"hold its ports (`ss -ulpn` lists them)"
+                f"a host needs COMMLAYER_PORTS={config.ports}, times COMMLAYER_THREADS, per process; widen the range, "
+                f"or end the processes that hold its ports (`ss -ulpn` lists them)"
             )
         check(status, f"opening the engine on {where}")
         self._engine = out[0]
@@ -238,6 +264,15 @@ class Engine:
         for index in range(len(ports)):
             self._read_port(index)
         disowned_in_children(self)
+
+    def _open_second(self) -> None:
+        """Opens the second engine. Each reads the other's meter, by which they share the interfaces."""
+        self.second = second = Engine.private(dataclasses.replace(self.config, threads=1))
+        for engine, other in ((self, second), (second, self)):
+            check(lib.cl_engine_watch_process(engine.raw, TWIN, os.getpid()), "watching the second engine")
+            meter = lib.cl_engine_meter(other.raw)
+            if meter >= 0:
+                check(lib.cl_engine_read_meter(engine.raw, TWIN, meter), "reading the meter of the second engine")
 
     def _datagram_bytes(self) -> int:
         sizes: list[int] = []
@@ -281,6 +316,7 @@ class Engine:
             "ports": self._ports,
             "left_out": self._left_out,
             "packet_bytes": self.packet_bytes,
+            **({} if self.second is None else {"second": self.second.describe()}),
         }
 
     def _follow_addresses(self) -> None:
@@ -349,6 +385,8 @@ class Engine:
         (self.paused.add if is_paused else self.paused.discard)(interface)
         for peer in self.peers():
             self._pause(peer, interface, is_paused=is_paused)
+        if self.second is not None:
+            self.second.pause(interface, is_paused=is_paused)
 
     def _pause(self, peer: int, interface: str, *, is_paused: bool) -> None:
         names = self.port_names()
@@ -360,7 +398,10 @@ class Engine:
         """Counters since the engine was opened, by their names in `struct cl_engine_stats`."""
         stats = ffi.new("struct cl_engine_stats *")
         lib.cl_engine_read_stats(self.raw, stats)
-        return {name: int(getattr(stats, name)) for name, _ in ffi.typeof("struct cl_engine_stats").fields}
+        found = {name: int(getattr(stats, name)) for name, _ in ffi.typeof("struct cl_engine_stats").fields}
+        if self.second is None:
+            return found
+        return {name: found[name] + count for name, count in self.second.stats().items()}
 
     def ping(self, peer: int) -> None:
         """Asks another process of the job for an answer on each path; see `is_answered` of `paths`."""
@@ -378,7 +419,7 @@ class Engine:
         Raises CommError if no group of this process has the peer.
         """
         room = ffi.new("struct cl_path_stats[]", PATHS_MAX)
-        count = lib.cl_engine_read_paths(self.raw, peer, room, PATHS_MAX)
+        count = self._read_paths(peer, room)
         if count < 0:
             raise CommError(f"no group of this process has rank {peer}; create one with it first")
         names = [name for name, _ in ffi.typeof("struct cl_path_stats").fields]
@@ -398,9 +439,20 @@ class Engine:
         for frequent readers. Each is valid until the next peer's; lost peers are left out."""
         room = ffi.new("struct cl_path_stats[]", PATHS_MAX)
         for peer in peers:
-            count = lib.cl_engine_read_paths(self.raw, peer, room, PATHS_MAX)
+            count = self._read_paths(peer, room)
             for number in range(count):
                 yield peer, number, room[number]
+
+    def _read_paths(self, peer: int, room: Any) -> int:
+        """Fills in the paths to a peer; returns their number, below 0 for an unknown one."""
+        count = int(lib.cl_engine_read_paths(self.raw, peer, room, PATHS_MAX))
+        if self.second is not None and count > 0:
+            beside = ffi.new("struct cl_path_stats[]", PATHS_MAX)
+            found = max(self.second._read_paths(peer, beside), 0)
+            for path, other in zip(room[0:count], beside[0:found], strict=False):  # the same addresses, in one order
+                for name in SUMMED:
+                    setattr(path, name, getattr(path, name) + getattr(other, name))
+        return count
 
     def port_names(self) -> list[str]:
         """The local addresses' interfaces, by number; sockets of one interface have numbers of their own."""
@@ -502,6 +554,8 @@ class Engine:
             engine, self._engine = self._engine, None
         if engine is None:
             return
+        if self.second is not None:
+            self.second.close()
         if self._at_exit is not None:
             self._at_exit.cancel()
         self._completions.close()

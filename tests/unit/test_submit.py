@@ -1,5 +1,6 @@
 """The submitter: its references, plans and coalesced operations, on a group that does nothing by itself."""
 
+import contextvars
 import gc
 import time
 import weakref
@@ -12,8 +13,9 @@ from torch._C._distributed_c10d import AllreduceOptions
 
 from commlayer.errors import PeerLostError
 from commlayer.frontend.group import submit as submit_module
-from commlayer.frontend.group.submit import SCALARS_KEPT, Submitter
+from commlayer.frontend.group.submit import DIVIDED_AT, DIVIDED_LEAST_BYTES, SCALARS_KEPT, Submitter
 from commlayer.frontend.group.tensors import MOVES, move_kind
+from commlayer.frontend.work.context import Words, hold_words
 from commlayer.plans.settings import Settings
 from commlayer.transport.base import MessageRequest, Request, Times
 from commlayer.transport.call import Call
@@ -31,11 +33,14 @@ class StillGroup:
     def __init__(self) -> None:
         self.handles: list[FakeHandle] = []
         self.timeouts_s: list[float] = []
+        self.targets: list[int] = []
 
     def submit(self, request: Request | MessageRequest, call: Any = None) -> FakeHandle:  # noqa: ARG002
         assert request.priority == 3
         self.handles.append(FakeHandle())
         self.timeouts_s.append(request.timeout_s)
+        if isinstance(request, Request):
+            self.targets.append(request.target)
         return self.handles[-1]
 
     run = send = receive = submit
@@ -260,3 +265,34 @@ def test_a_call_that_cannot_start_is_kept() -> None:
             start()
     assert [call.title() for call in submitter.calls.latest] == ["send 1", "receive 2", "broadcast 1"]
     assert all(call.is_failed for call in submitter.calls.latest)
+
+
+@pytest.mark.parametrize(("short_of", "parts"), [(0, 2), (1, 1)])
+def test_long_operations_are_divided_between_two_engines(short_of: int, parts: int) -> None:
+    engines: list[Any] = [StillGroup(), StillGroup()]
+    submitter = Submitter(engines[0], Settings(staging_bytes=0), 3, lambda: timedelta(seconds=5), second=engines[1])
+    tensor = torch.ones(DIVIDED_LEAST_BYTES // 4 - short_of)
+    opts = AllreduceOptions()
+    opts.asyncOp = False  # a call that waits starts both parts, too
+    work = broadcast(submitter, tensor, opts)
+    assert [len(engine.handles) for engine in engines] == [1, parts - 1]
+    if parts == 1:
+        return
+    assert engines[0].targets == [tensor.data_ptr()]
+    assert engines[1].targets == [tensor[tensor.numel() // 2 :].data_ptr()]
+    assert (tensor.numel() // 2) % DIVIDED_AT == 0
+    engines[0].handles[0].end(None)
+    assert not work.is_completed()
+    engines[1].handles[0].end(None)
+    assert work.is_completed()
+    assert work.missing() == []
+
+
+def test_operations_with_words_stay_whole() -> None:
+    engines: list[Any] = [StillGroup(), StillGroup()]
+    submitter = Submitter(engines[0], Settings(staging_bytes=0), 3, lambda: timedelta(seconds=5), second=engines[1])
+    tensor = torch.ones(DIVIDED_LEAST_BYTES)
+    context = contextvars.copy_context()
+    context.run(hold_words, Words(1, 2, frozenset({tensor.data_ptr()})))
+    assert len(context.run(submitter.collective, "broadcast", MOVES[4], tensor.numel(), tensor, tensor)) == 1
+    assert len(submitter.collective("broadcast", MOVES[4], tensor.numel(), tensor, tensor)) == 2

@@ -168,7 +168,9 @@ class CommProcessGroup(dist.ProcessGroup):
         # torch's set_timeout and _set_pg_timeout put the group's timeout into gloo's options.
         priority, options = self.policy.service_class, self._gloo.options
         agreement = dist.PrefixStore("shares", rendezvous.store)
-        self._submitter = Submitter(self._native, settings, priority, lambda: options._timeout, calls, agreement)
+        self._submitter = Submitter(
+            native, settings, priority, lambda: options._timeout, calls, agreement, native.second
+        )
         self._native.on_left = self._submitter.forget
         self._record = open_record(self, name, global_ranks or range(size), self._native, self._submitter, config)
         self._collectives = Collectives(

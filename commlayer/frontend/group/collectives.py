@@ -140,14 +140,18 @@ class Collectives:
                 qos = dataclasses.replace(qos, protect=protect.data_ptr(), protect_bytes=partial.packet_bytes)
         elif plan is not None and not plan.encodes:
             target.copy_(source)
-            operations = [operations[0]._replace(source=target.data_ptr())]
+            operations = [operation._replace(source=operation.target) for operation in operations]
         memory = [source, target] if protect is None else [source, target, protect]
         call = Call.of("all_reduce", [source], [target], reduction=kind.reduction, signed=signed)
         key = _key_of(operations, coding)
         work = self._submitter.start(
             call, operations, opts, [target], memory, [], qos=qos, priority=priority, codec_key=key
         )
-        work.kept = plan.kept if plan is not None else ()
+        work.kept = tuple(
+            (operation.source - source.data_ptr() + offset, length)
+            for operation in operations
+            for offset, length in operation.plan.kept
+        )
         return work
 
     @profiled

@@ -26,7 +26,7 @@ from ...plans.select import Collective, Settings, plan_for
 from ...transport.base import DType, Group, Handle, MessageRequest, Op, Qos, Request
 from ...transport.call import Call, Calls
 from ..work.context import NeedsHostError, current_label, current_order, current_priority, current_words
-from ..work.work import CommWork, JoinedHandle, ReceiveWork, join
+from ..work.work import CommWork, DividedHandle, JoinedHandle, ReceiveWork, join
 from .profile import profiled
 from .shares import LEAST_BYTES, Shares, Store
 from .tensors import Kind, are_plain, check_distinct, copy_back, flatten, is_stretch, space
@@ -47,6 +47,16 @@ UNWAITED_MAX = 1 << 16
 """Works of one element that are kept until a caller waits for them: a job that never waits must not grow."""
 
 
+DIVIDED = ("all_reduce", "broadcast", "reduce")
+"""The collectives of which each engine can do a part: one range of every rank's memory."""
+
+DIVIDED_LEAST_BYTES = 1 << 20
+"""Shorter ones would gain less than it costs to wake a second thread."""
+
+DIVIDED_AT = 4096
+"""The parts begin at multiples of so many elements: whole lines of caches, and whole blocks of the codecs."""
+
+
 class Operation(NamedTuple):
     """One operation of the engine: the part of its `Request` that differs within a collective."""
 
@@ -57,11 +67,18 @@ class Operation(NamedTuple):
     op: Op
 
 
+class SecondOperation(Operation):
+    """An operation of the second engine."""
+
+    __slots__ = ()
+
+
 class Submitter:
     """Starts the operations of one group.
 
     `timeout` returns the group's current timeout, for operations that have none of their own. With a `store`, the
-    hosts' shares of sums follow the rates of their links.
+    hosts' shares of sums follow the rates of their links. With `second`, the end of the group on a second engine, that
+    one does half of each long operation.
     """
 
     def __init__(
@@ -72,8 +89,10 @@ class Submitter:
         timeout: Callable[[], timedelta],
         calls: Calls | None = None,
         store: Store | None = None,
+        second: Group | None = None,
     ) -> None:
         self._group = group
+        self._second = second
         self._settings = settings
         self._priority = priority
         self._timeout = timeout
@@ -103,7 +122,8 @@ class Submitter:
         pair: CodecPair | None = None,
         signed: tuple[object, ...] = (),
     ) -> list[Operation]:
-        """The operations for a collective of `plan_for` on `count` elements: one, or none if `count` is 0.
+        """The operations for a collective of `plan_for` on `count` elements: one, two with a second engine, or none if
+        `count` is 0.
 
         Every rank passes the same count, so all ranks start the operation or none does. With `partial`, contributions
         may be lost: the caller starts the operation with `partial.qos`. With `pair`, messages between hosts are
@@ -111,16 +131,46 @@ class Submitter:
         """
         if count == 0:
             return []
-        itemsize, numel = source.element_size() // kind.parts, count * kind.parts
+        itemsize = source.element_size() // kind.parts
+        length = count * kind.parts * itemsize
         settings = self._settings if partial is None else partial.settings
         weights: tuple[int, ...] = ()
-        if self._shares is not None and name == "all_reduce" and kind.op == Op.SUM and numel * itemsize >= LEAST_BYTES:
-            weights = self._shares.weights(numel * itemsize, _coded(settings, pair))
+        if self._shares is not None and name == "all_reduce" and kind.op == Op.SUM and length >= LEAST_BYTES:
+            weights = self._shares.weights(length, _coded(settings, pair))
+
+        def plan(elements: int) -> Plan:
+            return self._plan(name, kind, elements * kind.parts, itemsize, root, partial, pair, signed, weights)
+
+        def operation(plan: Plan) -> Operation:
+            return Operation(plan, source.data_ptr(), target.data_ptr(), kind.dtype, kind.op)
+
+        if self._second is not None and partial is None and name in DIVIDED and length >= DIVIDED_LEAST_BYTES:
+            half = -(-count // (2 * DIVIDED_AT)) * DIVIDED_AT
+            plans, offset = (plan(half), plan(count - half)), half * source.element_size()
+            # The words of a device tell the end of one operation. And one call has values that are encoded, or not.
+            if current_words() is None and plans[0].encodes == plans[1].encodes:
+                source_at, target_at = source.data_ptr() + offset, target.data_ptr() + offset
+                return [operation(plans[0]), SecondOperation(plans[1], source_at, target_at, kind.dtype, kind.op)]
+        return [operation(plan(count))]
+
+    def _plan(
+        self,
+        name: Collective,
+        kind: Kind,
+        numel: int,
+        itemsize: int,
+        root: int,
+        partial: PartialPolicy | None,
+        pair: CodecPair | None,
+        signed: tuple[object, ...],
+        weights: tuple[int, ...],
+    ) -> Plan:
+        """The plan for `numel` elements of the engine, made or found."""
         partial_key = None if partial is None else partial.plan_key
         key = (name, numel, itemsize, kind.average, root, partial_key, kind.element, signed, pair, weights)
         plan = self._plans.find(key)
         if plan is None:
-            coded = _coded(settings, pair)
+            coded = _coded(self._settings if partial is None else partial.settings, pair)
             made = plan_for(
                 name,
                 rank=self._group.rank,
@@ -134,7 +184,7 @@ class Submitter:
                 settings=dataclasses.replace(coded, weights=weights) if weights else coded,
             )
             plan = self._plans.add(key, made)
-        return [Operation(plan, source.data_ptr(), target.data_ptr(), kind.dtype, kind.op)]
+        return plan
 
     def delivery(
         self,
@@ -203,7 +253,7 @@ class Submitter:
             finish = functools.partial(copy_back, copies)
         self.calls.begin(call)
         is_plain = words is None and qos is None and codec_key is None
-        if is_plain and not getattr(opts, "asyncOp", True):
+        if is_plain and not getattr(opts, "asyncOp", True) and not _is_divided(operations):
             self.profile(call, self._run)(call, operations, timeout_s, priority, finish)
             return CommWork(None, results, call=call)
         gate, done = (0, 0) if words is None else words[:2]
@@ -212,7 +262,8 @@ class Submitter:
         if not handles:
             call.ended_s = call.submitted_s
             return CommWork(None, results, call=call)
-        joined = call.handle = handles[0] if len(handles) == 1 else JoinedHandle(handles)
+        kind = DividedHandle if _is_divided(operations) else JoinedHandle
+        joined = call.handle = handles[0] if len(handles) == 1 else kind(handles)
         work = CommWork(joined, results, memory, finish, call=call)
         if len(results) == 1 and results[0].numel() == 1:
             self._keep_scalar(work)
@@ -249,7 +300,8 @@ class Submitter:
         handles = []
         try:
             for operation in operations:
-                handle = self._group.submit(Request(*operation, *shared), call=call)
+                group = self._second if isinstance(operation, SecondOperation) else self._group
+                handle = (group or self._group).submit(Request(*operation, *shared), call=call)
                 self._keep(handle, memory)
                 handles.append(handle)
         except BaseException:
@@ -396,6 +448,10 @@ class Submitter:
                 self._in_flight.rotate(-1)
                 return
             self._in_flight.popleft()
+
+
+def _is_divided(operations: Sequence[Operation]) -> bool:
+    return len(operations) > 1 and type(operations[-1]) is SecondOperation
 
 
 def _coded(settings: Settings, pair: CodecPair | None) -> Settings:

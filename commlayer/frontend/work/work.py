@@ -308,6 +308,14 @@ class JoinedHandle:
             handle.on_done(one_done)
 
 
+class DividedHandle(JoinedHandle):
+    """The parts of one operation, of which nothing may be lost, on two engines."""
+
+    def missing(self) -> list[tuple[int, int]]:
+        self.wait(0.0)
+        return []
+
+
 def join(works: list[CommWork]) -> CommWork:
     """Several works as one, with the results of all."""
     handles = [work.handle for work in works if work.handle is not None]
