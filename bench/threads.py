@@ -5,7 +5,8 @@
 
 Four cores are emulated on fewer by quotas of processor time (cgroup v1, as root): each core is a group of threads that
 may run for QUOTA of each period. One has a rank's training thread and its first engine's, which take turns; the other
-has its second engine's. With one thread the second core is idle. Each round runs one and two threads, in new processes.
+has its second engine's. With one thread the second core is idle. Each round runs one and two threads, in new
+processes; every other round begins with two.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ from bench.harness.results import today
 from commlayer.tools.bench import machine
 
 SIZES = {"1 MiB": 1 << 20, "4 MiB": 4 << 20, "16 MiB": 16 << 20, "64 MiB": 64 << 20}
+LONGEST = "64 MiB"
+"""The size for which the target holds."""
+
 MEASURED_S = 1.5
 """How long each size is repeated."""
 
@@ -168,7 +172,7 @@ def table(content: Mapping[str, Any]) -> str:
 def reaches(content: Mapping[str, Any]) -> bool:
     """Whether two threads on four cores are as fast as they should be."""
     case = content["cases"].get("cores")
-    return case is None or statistics.median(ratios(case["rounds"], "16 MiB", "seconds")) >= REACH
+    return case is None or statistics.median(ratios(case["rounds"], LONGEST, "seconds")) >= REACH
 
 
 BENCHMARK = Benchmark(
@@ -188,7 +192,7 @@ def main() -> int:
 
     def add(content: Content, name: str) -> None:
         about = machine.facts()
-        rounds = [{n: measure(int(n), CASES[name]) for n in ("1", "2")} for _ in range(asked.rounds)]
+        rounds = [{n: measure(int(n), CASES[name]) for n in ("12", "21")[i % 2]} for i in range(asked.rounds)]
         content["cases"][name] = {"rounds": rounds, "machine": about, "measured": today()}
 
     return BENCHMARK.main(asked, asked.only or CASES, add)

@@ -126,7 +126,7 @@ class Config:
         int,
         _THREADS,
         "2: a second thread, with sockets of its own, carries half of each all-reduce, broadcast and reduce of 1 MiB "
-        "or more between hosts. For fast networks where each rank has a host, and two idle cores, to itself. See "
+        "or more in groups of several hosts with one rank each. For fast networks, and hosts with two idle cores. See "
         "[engine.md](engine.md#two-threads)",
         COMMON,
     ] = 1

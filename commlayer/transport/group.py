@@ -78,8 +78,10 @@ class NativeGroup:
         self._end = lib.CL_ECLOSED  # the status of operations on a closed group
         self._peers = peers
         self.second: NativeGroup | None = None
-        """The end of the same group on the second engine, for a part of large operations. It fails and ends with this
-        one."""
+        """The end of the same group on the second engine, for a part of long operations. It ends with this one. Either
+        fails when an error of the other is made."""
+        self._other: Callable[[], NativeGroup | None] = lambda: None
+        self._left = threading.Event()
         self.on_failure: Callable[[], None] = lambda: None
         self.on_left: Callable[[], None] = lambda: None
         self.farewell: Callable[[], str] = str
@@ -91,6 +93,7 @@ class NativeGroup:
     def pair(self, second: NativeGroup) -> None:
         """Gives the group its end on the second engine, whose errors are those of this group from now on."""
         self.second = second
+        self._other, second._other = weakref.ref(second), weakref.ref(self)
         second.diagnosis = self.diagnosis
         whole = weakref.proxy(self)
         second.on_failure = lambda: whole.on_failure()
@@ -212,6 +215,12 @@ class NativeGroup:
             self.second._abort()
         self._abort()
 
+    def _fail(self) -> None:
+        """Ends all operations of this end, here and on the peers: the other end has failed."""
+        with self._lock:
+            if self._group is not None:
+                lib.cl_group_abort(self._group, lib.CL_EABORTED)
+
     def _abort(self) -> None:
         with self._lock:
             if self._group is None:  # another thread was faster
@@ -247,15 +256,21 @@ class NativeGroup:
         return [rank for rank, status in enumerate(found) if status == lib.CL_EPEERLOST or rank in beside]
 
     def status(self) -> tuple[str, int | None]:
+        status, culprit = self._status()
+        if self.second is not None and status in (lib.CL_OK, lib.CL_ECLOSED, lib.CL_EABORTED):
+            other, its_culprit = self.second._status()
+            if other not in (lib.CL_OK, lib.CL_ECLOSED, lib.CL_EABORTED):  # this end failed because of that
+                status, culprit = other, its_culprit
+        if status in (lib.CL_OK, lib.CL_ECLOSED):
+            return "", None
+        return ffi.string(lib.cl_error_text(status)).decode(), None if culprit == NOBODY else culprit
+
+    def _status(self) -> tuple[int, int]:
         culprit = ffi.new("uint32_t *")
         with self._lock:
             if self._group is None:  # what an aborted group failed with; a closed one has not failed
-                status, culprit[0] = self._end, NOBODY if self._failure[0] is None else self._failure[0]
-            else:
-                status = lib.cl_group_status(self._group, culprit)
-        if status in (lib.CL_OK, lib.CL_ECLOSED):
-            return ("", None) if self.second is None else self.second.status()
-        return ffi.string(lib.cl_error_text(status)).decode(), None if culprit[0] == NOBODY else int(culprit[0])
+                return self._end, NOBODY if self._failure[0] is None else self._failure[0]
+            return int(lib.cl_group_status(self._group, culprit)), int(culprit[0])
 
     def _lags(self) -> dict[int, Lag]:
         """The lags of the ranks by their number in the job."""
@@ -275,6 +290,7 @@ class NativeGroup:
             self.diagnosis.waits.close()
         if self.second is not None:
             self.second._leave_engine()
+            self.second._left.wait()  # another thread may be closing it
         self.engine.lags.close(id(self))  # the group goes after this: no thread reads its lags from here on
         with self._lock:
             group, self._group = self._group, None
@@ -285,6 +301,7 @@ class NativeGroup:
                 lib.cl_group_abort(group, lib.CL_ECLOSED)
                 self._idle.wait_for(lambda: not self._inside)
         lib.cl_group_close(group)
+        self._left.set()
         on_left, self.on_left = self.on_left, lambda: None  # its owner and this group would keep each other
         on_left()
         self._plans.clear()
@@ -307,6 +324,9 @@ class NativeGroup:
             self.on_failure()
         with self._lock:
             culprit, detail, left = self._failure if self._group is None else self._read_failure(self._group)
+            has_failed = self._group is None or lib.cl_group_status(self._group, ffi.NULL) != lib.CL_OK
+        if has_failed and (other := self._other()) is not None:
+            other._fail()
         return self.diagnosis.error(status, culprit, detail, call, self.farewell, left=left)
 
     def _read_failure(self, group: Any) -> tuple[int | None, str, bool]:

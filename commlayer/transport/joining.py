@@ -115,35 +115,12 @@ def join_both(
     group: int,
     paired: bool,
 ) -> NativeGroup:
-    """As `join`; the group also has an end on the second engine (`NativeGroup.second`), if there is one, and if the
-    ranks have several hosts."""
-    second = None
-    if engine.second is not None:
-        for rank, description in enumerate(descriptions):
-            check_description(description, members, rank)
-        if len(group_hosts(descriptions)) > 1:
-            second = _join_second(engine.second, members, descriptions, exchange, job=job, key=key, group=group)
-    try:
-        joined = join(engine, members, descriptions, exchange, job=job, key=key, group=group, paired=paired)
-    except BaseException:
-        if second is not None:
-            second.close()
-        raise
-    if second is not None:
-        joined.pair(second)
-    return joined
-
-
-def _join_second(
-    second: Engine,
-    members: Members,
-    descriptions: Sequence[dict[str, Any]],
-    exchange: Callable[[str, bytes], list[bytes]],
-    *,
-    job: int,
-    key: bytes,
-    group: int,
-) -> NativeGroup:
+    """As `join`; the group also has an end on the second engine (`NativeGroup.second`), if there is one, and if each of
+    several hosts has one rank."""
+    joined = join(engine, members, descriptions, exchange, job=job, key=key, group=group, paired=paired)
+    second = engine.second
+    if second is None or not 1 < joined.size == len(joined.hosts):
+        return joined
     described = [description.get("second", {}) for description in descriptions]
 
     def exchange_second(step: str, value: bytes) -> list[bytes]:
@@ -152,10 +129,14 @@ def _join_second(
     second.use()
     try:
         # Paired: with one key for all, packets of the ranks' first engines would be valid for the second ones.
-        return join(second, members, described, exchange_second, job=job, key=key, group=group, paired=True)
+        beside = join(second, members, described, exchange_second, job=job, key=key, group=group, paired=True)
     except BaseException:
         second.release()
+        engine.use()  # closing the group ends this use; the caller ends that of the group which it did not get
+        joined.close()
         raise
+    joined.pair(beside)
+    return joined
 
 
 def _share_memory(

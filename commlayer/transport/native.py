@@ -51,6 +51,7 @@ SUMMED = (
     "packets_sent",
     "packets_lost",
     "packets_received",
+    "deaths",
     "window_bytes",
     "rate_bytes",
     "capacity_bytes",
@@ -58,7 +59,10 @@ SUMMED = (
     "delivered_bytes",
     "arrived_bytes",
 )
-"""The figures of a path that are sums of the two engines' own; the others are those of the first."""
+"""The figures of a path that are sums of the two engines' own."""
+
+WORST = ("is_dead", "queue_us")
+"""Those that are the larger of the two; all others are of the first engine."""
 
 ERRORS: dict[int, tuple[type[CommError], str]] = {
     lib.CL_EINVAL: (CommError, "this is a defect of commlayer; please report it"),
@@ -218,8 +222,8 @@ class Engine:
         """The paused interfaces, by `port_names`."""
         self._lives: dict[int, str] = {}
         self.second: Engine | None = None
-        """The engine with the second thread, of COMMLAYER_THREADS=2: see `group_pair.py`. It is closed with this one,
-        whose counters have its own in them."""
+        """The engine with the second thread, of COMMLAYER_THREADS=2: see `joining.join_both`. It is closed with this
+        one, whose counters have its own in them."""
         self._is_private = False
         self._users = 0
         self._at_exit: Finalize | None = None
@@ -269,10 +273,16 @@ class Engine:
         """Opens the second engine. Each reads the other's meter, by which they share the interfaces."""
         self.second = second = Engine.private(dataclasses.replace(self.config, threads=1))
         for engine, other in ((self, second), (second, self)):
-            check(lib.cl_engine_watch_process(engine.raw, TWIN, os.getpid()), "watching the second engine")
             meter = lib.cl_engine_meter(other.raw)
-            if meter >= 0:
-                check(lib.cl_engine_read_meter(engine.raw, TWIN, meter), "reading the meter of the second engine")
+            if (
+                lib.cl_engine_watch_process(engine.raw, TWIN, os.getpid()) != lib.CL_OK
+                or lib.cl_engine_read_meter(engine.raw, TWIN, meter) != lib.CL_OK
+            ):
+                log.warning(
+                    "the engines of process %d cannot read each other's meters; their shares of this host's interfaces "
+                    "show by the queues alone",
+                    os.getpid(),
+                )
 
     def _datagram_bytes(self) -> int:
         sizes: list[int] = []
@@ -452,6 +462,8 @@ class Engine:
             for path, other in zip(room[0:count], beside[0:found], strict=False):  # the same addresses, in one order
                 for name in SUMMED:
                     setattr(path, name, getattr(path, name) + getattr(other, name))
+                for name in WORST:
+                    setattr(path, name, max(getattr(path, name), getattr(other, name)))
         return count
 
     def port_names(self) -> list[str]:
@@ -555,7 +567,7 @@ class Engine:
         if engine is None:
             return
         if self.second is not None:
-            self.second.close()
+            self.second.release()  # a thread may still be closing a group of it
         if self._at_exit is not None:
             self._at_exit.cancel()
         self._completions.close()

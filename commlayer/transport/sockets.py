@@ -48,13 +48,13 @@ class Socket(NamedTuple):
 
 
 def sockets(engine: Engine) -> list[Socket]:
-    """The engine's sockets; of a wire without sockets none."""
+    """The engine's sockets, and those of its second one; of a wire without sockets none."""
     found = []
     for index, port in enumerate(engine.describe()["ports"]):
         descriptor = os.dup(lib.cl_engine_descriptor(engine.raw, index))
         with contextlib.suppress(OSError), socket.socket(fileno=descriptor) as opened:  # else it is no socket
             found.append(_read(port, opened))
-    return found
+    return found if engine.second is None else found + sockets(engine.second)
 
 
 def _read(port: dict[str, Any], opened: socket.socket) -> Socket:

@@ -234,14 +234,57 @@ def test_abort_ends_both_parts(rank: int, size: int) -> None:
     dist.destroy_process_group()
 
 
-@ranks.on(2, environ=TWO)
+@ranks.on(2, ranks.run_job, environ=TWO)
 def test_operations_of_other_sizes_are_a_mismatch(rank: int, size: int) -> None:
-    ranks.init(rank, size)
+    group = made(commlayer.Policy())
     begin = time.monotonic()
-    with pytest.raises(MismatchError):
-        dist.all_reduce(torch.ones(LONG if rank else 1000))  # one is divided, one is not
+    with pytest.raises(MismatchError):  # one is divided, one is not
+        dist.all_reduce(torch.ones(LONG if rank else 1000), group=group)
+    if rank == 0:
+        dist.destroy_process_group(group)  # and is silent about it
     assert time.monotonic() - begin < 20
-    dist.destroy_process_group()
+    dist.barrier()
+
+
+@ranks.on(2, ranks.run_job, environ=TWO)
+def test_a_group_whose_second_end_has_failed_is_of_no_use(rank: int, size: int) -> None:
+    group: Any = made(commlayer.Policy())
+    dist.all_reduce(torch.ones(LONG), group=group)
+    dist.barrier()
+    if rank == 0:
+        group._native.second._fail()
+    with pytest.raises(AbortedError):
+        dist.all_reduce(torch.ones(LONG), group=group)
+    with pytest.raises(AbortedError):
+        dist.all_reduce(torch.ones(1), group=group)
+    dist.all_reduce(torch.ones(LONG))  # other groups go on
+    dist.barrier()
+
+
+@ranks.on(2, ranks.run_job, environ=TWO)
+def test_a_call_that_is_never_waited_for_is_done_when_a_part_fails(rank: int, size: int) -> None:
+    group: Any = made(commlayer.Policy())
+    if rank == 1:
+        work = dist.all_reduce(torch.ones(LONG), group=group, async_op=True)
+        assert work is not None
+        group._native._fail()
+        end = time.monotonic() + 10
+        while not work.is_completed() and time.monotonic() < end:
+            time.sleep(0.01)
+        assert work.is_completed()
+    dist.barrier()
+
+
+@ranks.on(2, ranks.run_job, environ=TWO)
+def test_sums_of_lists_are_divided_whether_a_rank_waits_or_not(rank: int, size: int) -> None:
+    for lengths in ((LONG, 10), (10, LONG)):
+        output = torch.zeros(lengths[rank])
+        inputs = [torch.full((length,), rank + 1.0) for length in lengths]
+        work = dist.reduce_scatter(output, inputs, async_op=rank == 0)
+        if work is not None:
+            work.wait()
+        assert torch.equal(output, torch.full_like(output, 3.0))
+    dist.barrier()
 
 
 def start(rank: int, size: int) -> None:

@@ -15,7 +15,7 @@ from commlayer.errors import PeerLostError
 from commlayer.frontend.group import submit as submit_module
 from commlayer.frontend.group.submit import DIVIDED_AT, DIVIDED_LEAST_BYTES, SCALARS_KEPT, Submitter
 from commlayer.frontend.group.tensors import MOVES, move_kind
-from commlayer.frontend.work.context import Words, hold_words
+from commlayer.frontend.work.context import NeedsHostError, Words, hold_words
 from commlayer.plans.settings import Settings
 from commlayer.transport.base import MessageRequest, Request, Times
 from commlayer.transport.call import Call
@@ -288,11 +288,14 @@ def test_long_operations_are_divided_between_two_engines(short_of: int, parts: i
     assert work.missing() == []
 
 
-def test_operations_with_words_stay_whole() -> None:
+def test_words_of_a_device_are_refused_before_a_long_operation_starts() -> None:
+    """Whether a rank has words depends on the moment, so they must not decide whether it divides an operation."""
     engines: list[Any] = [StillGroup(), StillGroup()]
     submitter = Submitter(engines[0], Settings(staging_bytes=0), 3, lambda: timedelta(seconds=5), second=engines[1])
     tensor = torch.ones(DIVIDED_LEAST_BYTES)
     context = contextvars.copy_context()
     context.run(hold_words, Words(1, 2, frozenset({tensor.data_ptr()})))
-    assert len(context.run(submitter.collective, "broadcast", MOVES[4], tensor.numel(), tensor, tensor)) == 1
+    with pytest.raises(NeedsHostError):
+        context.run(submitter.collective, "broadcast", MOVES[4], tensor.numel(), tensor, tensor)
+    assert len(context.run(submitter.collective, "broadcast", MOVES[4], 10, tensor, tensor)) == 1
     assert len(submitter.collective("broadcast", MOVES[4], tensor.numel(), tensor, tensor)) == 2

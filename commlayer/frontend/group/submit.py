@@ -57,6 +57,10 @@ DIVIDED_AT = 4096
 """The parts begin at multiples of so many elements: whole lines of caches, and whole blocks of the codecs."""
 
 
+SECOND_KEY = 1 << 63
+"""Keys of codecs are below it."""
+
+
 class Operation(NamedTuple):
     """One operation of the engine: the part of its `Request` that differs within a collective."""
 
@@ -134,9 +138,14 @@ class Submitter:
         itemsize = source.element_size() // kind.parts
         length = count * kind.parts * itemsize
         settings = self._settings if partial is None else partial.settings
+        half = 0  # the elements of the first part; 0: it is whole
+        if self._second is not None and partial is None and name in DIVIDED and length >= DIVIDED_LEAST_BYTES:
+            self.check_no_words()  # words tell the end of one operation; which ranks have some depends on the moment
+            half = -(-count // (2 * DIVIDED_AT)) * DIVIDED_AT
         weights: tuple[int, ...] = ()
         if self._shares is not None and name == "all_reduce" and kind.op == Op.SUM and length >= LEAST_BYTES:
-            weights = self._shares.weights(length, _coded(settings, pair))
+            part_bytes = half * source.element_size() or length
+            weights = self._shares.weights(part_bytes, _coded(settings, pair))
 
         def plan(elements: int) -> Plan:
             return self._plan(name, kind, elements * kind.parts, itemsize, root, partial, pair, signed, weights)
@@ -144,11 +153,9 @@ class Submitter:
         def operation(plan: Plan) -> Operation:
             return Operation(plan, source.data_ptr(), target.data_ptr(), kind.dtype, kind.op)
 
-        if self._second is not None and partial is None and name in DIVIDED and length >= DIVIDED_LEAST_BYTES:
-            half = -(-count // (2 * DIVIDED_AT)) * DIVIDED_AT
+        if half:
             plans, offset = (plan(half), plan(count - half)), half * source.element_size()
-            # The words of a device tell the end of one operation. And one call has values that are encoded, or not.
-            if current_words() is None and plans[0].encodes == plans[1].encodes:
+            if plans[0].encodes == plans[1].encodes:  # all values of a call are encoded, or none
                 source_at, target_at = source.data_ptr() + offset, target.data_ptr() + offset
                 return [operation(plans[0]), SecondOperation(plans[1], source_at, target_at, kind.dtype, kind.op)]
         return [operation(plan(count))]
@@ -300,8 +307,11 @@ class Submitter:
         handles = []
         try:
             for operation in operations:
-                group = self._second if isinstance(operation, SecondOperation) else self._group
-                handle = (group or self._group).submit(Request(*operation, *shared), call=call)
+                request, group = Request(*operation, *shared), self._group
+                if self._second is not None and isinstance(operation, SecondOperation):
+                    # The blocks of both parts have the numbers from 0 on: another key gives them other rotations.
+                    request, group = request._replace(codec_key=request.codec_key ^ SECOND_KEY), self._second
+                handle = group.submit(request, call=call)
                 self._keep(handle, memory)
                 handles.append(handle)
         except BaseException:
@@ -451,7 +461,7 @@ class Submitter:
 
 
 def _is_divided(operations: Sequence[Operation]) -> bool:
-    return len(operations) > 1 and type(operations[-1]) is SecondOperation
+    return any(isinstance(operation, SecondOperation) for operation in operations)
 
 
 def _coded(settings: Settings, pair: CodecPair | None) -> Settings:

@@ -21,7 +21,7 @@ from torch._C._distributed_c10d import Work, _register_work
 from torch.futures import Future
 
 from ...dynamo import untraced
-from ...errors import ConfigError
+from ...errors import AbortedError, ConfigError
 from ...telemetry.meter import meter
 from ...transport.base import Handle, ReceiveHandle, Times
 from ...transport.call import Call
@@ -309,7 +309,25 @@ class JoinedHandle:
 
 
 class DividedHandle(JoinedHandle):
-    """The parts of one operation, of which nothing may be lost, on two engines."""
+    """The parts of one operation, of which nothing may be lost, on two engines.
+
+    A part that fails ends the other: its group learns of the failure, and fails with it, when the error is made."""
+
+    def done(self) -> bool:
+        if super().done():
+            return True
+        for handle in self._handles:
+            if handle.failed():
+                self._failure(handle, None)
+        return False
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """As of any `JoinedHandle`. Of two failures it raises the one that is no consequence of the other."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        failures = [self._failure(handle, deadline) for handle in self._handles]
+        found = [failure for failure in failures if failure is not None]
+        for failure in sorted(found, key=lambda failure: isinstance(failure, AbortedError)):
+            raise failure
 
     def missing(self) -> list[tuple[int, int]]:
         self.wait(0.0)
