@@ -126,8 +126,8 @@ class Config:
         int,
         _THREADS,
         "2: a second thread, with sockets of its own, carries half of each all-reduce, broadcast and reduce of 1 MiB "
-        "or more in groups of several hosts with one rank each. For fast networks, and hosts with two idle cores. See "
-        "[engine.md](engine.md#two-threads)",
+        "or more that may lose nothing, in groups of several hosts with one rank each. For fast networks, and hosts "
+        "with two idle cores. See [engine.md](engine.md#two-threads)",
         COMMON,
     ] = 1
     shm: Annotated[bool, "1: ranks of one host exchange data through shared memory; 0: through the network"] = True

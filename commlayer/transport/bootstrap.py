@@ -295,6 +295,7 @@ def connect(
         else:
             engine = (native.Engine.private if own_job else native.Engine.shared)(config)
         limit(rendezvous.store, config.peer_timeout_s)
+    group = None
     try:
         description = {**engine.describe(), "format": FORMAT, "peer": peer}
         description |= {"settings": engine.config.common() | common, "policy": policy}
@@ -340,6 +341,9 @@ def connect(
         group.diagnosis.waits = stall.watch(group, calls, rendezvous.store, root_of(rendezvous.store))
         return group
     except Exception as error:
+        if group is not None:
+            engine.use()  # closing the group ends one use
+            group.close()
         engine.release()
         rendezvous.give_up(error)
         raise

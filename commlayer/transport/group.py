@@ -31,6 +31,13 @@ TAG_MAX = 0xFFFFFFFE
 ANY_SOURCE = NOBODY = 0xFFFFFFFF
 """The engine's number for "any rank", and for an unknown culprit."""
 
+NO_CAUSES = (lib.CL_OK, lib.CL_ECLOSED, lib.CL_EABORTED)
+"""States of an end of a group that do not explain why the other end has failed."""
+
+LEAVE_S = 30.0
+"""The longest wait for a thread that closes the second end. It takes milliseconds, but a signal handler that closes the
+group may have interrupted that very thread."""
+
 # The head of struct cl_operation_request: plan, input, output, timeout_us, dtype, op, and qos.priority, .treatment and
 # .order. To pack them at once takes a quarter of the time that cffi needs to set the fields one by one, which shows in
 # small collectives.
@@ -215,6 +222,15 @@ class NativeGroup:
             self.second._abort()
         self._abort()
 
+    def fail_other(self) -> None:
+        """Ends the group's end on the other engine, if there is one, and if this end has failed. Never blocks."""
+        if (other := self._other()) is None:
+            return
+        with self._lock:
+            has_failed = self._group is None or lib.cl_group_status(self._group, ffi.NULL) != lib.CL_OK
+        if has_failed:
+            other._fail()
+
     def _fail(self) -> None:
         """Ends all operations of this end, here and on the peers: the other end has failed."""
         with self._lock:
@@ -257,9 +273,9 @@ class NativeGroup:
 
     def status(self) -> tuple[str, int | None]:
         status, culprit = self._status()
-        if self.second is not None and status in (lib.CL_OK, lib.CL_ECLOSED, lib.CL_EABORTED):
+        if self.second is not None and status in (lib.CL_OK, lib.CL_EABORTED):
             other, its_culprit = self.second._status()
-            if other not in (lib.CL_OK, lib.CL_ECLOSED, lib.CL_EABORTED):  # this end failed because of that
+            if other not in NO_CAUSES or (status == lib.CL_OK and other == lib.CL_EABORTED):
                 status, culprit = other, its_culprit
         if status in (lib.CL_OK, lib.CL_ECLOSED):
             return "", None
@@ -290,18 +306,21 @@ class NativeGroup:
             self.diagnosis.waits.close()
         if self.second is not None:
             self.second._leave_engine()
-            self.second._left.wait()  # another thread may be closing it
+            self.second._left.wait(LEAVE_S)  # another thread may be closing it
         self.engine.lags.close(id(self))  # the group goes after this: no thread reads its lags from here on
         with self._lock:
             group, self._group = self._group, None
             if group is None:
                 return
             self._failure = self._read_failure(group)
-            if self._inside:
-                lib.cl_group_abort(group, lib.CL_ECLOSED)
-                self._idle.wait_for(lambda: not self._inside)
-        lib.cl_group_close(group)
-        self._left.set()
+        try:
+            with self._lock:
+                if self._inside:
+                    lib.cl_group_abort(group, lib.CL_ECLOSED)
+                    self._idle.wait_for(lambda: not self._inside)
+            lib.cl_group_close(group)
+        finally:
+            self._left.set()
         on_left, self.on_left = self.on_left, lambda: None  # its owner and this group would keep each other
         on_left()
         self._plans.clear()
@@ -322,11 +341,14 @@ class NativeGroup:
             )
         if status != lib.CL_ECLOSED:
             self.on_failure()
+            self.fail_other()
+        other = self._other()
+        if status == lib.CL_EABORTED and other is not None:
+            cause, _ = other._status()
+            if cause not in NO_CAUSES:
+                return other.error(cause, call)
         with self._lock:
             culprit, detail, left = self._failure if self._group is None else self._read_failure(self._group)
-            has_failed = self._group is None or lib.cl_group_status(self._group, ffi.NULL) != lib.CL_OK
-        if has_failed and (other := self._other()) is not None:
-            other._fail()
         return self.diagnosis.error(status, culprit, detail, call, self.farewell, left=left)
 
     def _read_failure(self, group: Any) -> tuple[int | None, str, bool]:

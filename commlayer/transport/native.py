@@ -271,18 +271,22 @@ class Engine:
 
     def _open_second(self) -> None:
         """Opens the second engine. Each reads the other's meter, by which they share the interfaces."""
-        self.second = second = Engine.private(dataclasses.replace(self.config, threads=1))
-        for engine, other in ((self, second), (second, self)):
-            meter = lib.cl_engine_meter(other.raw)
-            if (
-                lib.cl_engine_watch_process(engine.raw, TWIN, os.getpid()) != lib.CL_OK
-                or lib.cl_engine_read_meter(engine.raw, TWIN, meter) != lib.CL_OK
-            ):
+        second = Engine.private(dataclasses.replace(self.config, threads=1))
+        try:
+            statuses = []
+            for engine, other in ((self, second), (second, self)):
+                statuses.append(lib.cl_engine_watch_process(engine.raw, TWIN, os.getpid()))
+                statuses.append(lib.cl_engine_read_meter(engine.raw, TWIN, lib.cl_engine_meter(other.raw)))
+            if any(status != lib.CL_OK for status in statuses):
                 log.warning(
                     "the engines of process %d cannot read each other's meters; their shares of this host's interfaces "
                     "show by the queues alone",
                     os.getpid(),
                 )
+        except BaseException:
+            second.close()
+            raise
+        self.second = second
 
     def _datagram_bytes(self) -> int:
         sizes: list[int] = []

@@ -36,7 +36,10 @@ class NativeHandle:
         return bool(status != lib.CL_EAGAIN) or self._group.is_inherited
 
     def failed(self) -> bool:
-        return lib.cl_operation_status(self._operation) not in (lib.CL_OK, lib.CL_EAGAIN) or self._never_ends()
+        has_failed = lib.cl_operation_status(self._operation) not in (lib.CL_OK, lib.CL_EAGAIN)
+        if has_failed:
+            self._group.fail_other()
+        return has_failed or self._never_ends()
 
     def _never_ends(self) -> bool:
         """Whether it was in flight when this process was forked: no thread of this process will end it."""

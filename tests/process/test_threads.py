@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -184,6 +185,12 @@ def dies(rank: int, size: int) -> None:
         reduce_until_it_fails(LONG)
     assert time.monotonic() - begin < 20
     assert caught.value.culprit == 2
+    begin = time.monotonic()
+    with pytest.raises(PeerLostError):
+        dist.all_reduce(torch.ones(LONG))
+    with pytest.raises(PeerLostError):
+        dist.all_reduce(torch.ones(1))
+    assert time.monotonic() - begin < 5
     dist.destroy_process_group()
 
 
@@ -223,7 +230,10 @@ def test_abort_ends_both_parts(rank: int, size: int) -> None:
             work.wait()
         timer.join()
     else:
-        time.sleep(1)
+        group: Any = dist.group.WORLD
+        end = time.monotonic() + 20
+        while not group._native.status()[0] and time.monotonic() < end:
+            time.sleep(0.01)
         with pytest.raises(AbortedError):
             dist.all_reduce(torch.ones(LONG))
     dist.destroy_process_group()
@@ -272,6 +282,25 @@ def test_a_call_that_is_never_waited_for_is_done_when_a_part_fails(rank: int, si
         while not work.is_completed() and time.monotonic() < end:
             time.sleep(0.01)
         assert work.is_completed()
+    dist.barrier()
+
+
+@ranks.on(2, ranks.run_job, environ=TWO)
+def test_a_part_in_flight_does_not_hide_the_failure_of_the_other(rank: int, size: int) -> None:
+    group: Any = made(commlayer.Policy())
+    if rank == 1:
+        work = group.allreduce([torch.ones(LONG)])
+        native = group._native
+        native.second._fail()
+        end = time.monotonic() + 10
+        while not native.second.status()[0] and time.monotonic() < end:
+            time.sleep(0.01)
+        assert native.status()[0] == native.second.status()[0] != ""
+        begin = time.monotonic()
+        with pytest.raises(AbortedError):
+            work.wait(timedelta(seconds=0.3))
+        assert time.monotonic() - begin < 5
+        assert isinstance(work.exception(), AbortedError)
     dist.barrier()
 
 

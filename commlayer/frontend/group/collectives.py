@@ -76,6 +76,8 @@ class Collectives:
             )
         policy = policy or self._policy
         partial = _partial_of(policy, kind) if coding is None else None
+        if memory is not tensors[0]:
+            self._submitter.check_no_words()  # the host copies; and each all-reduce must ask for weights once
         operations = self._submitter.collective(
             "all_reduce",
             kind,
@@ -130,6 +132,9 @@ class Collectives:
             )
         priority, partial, signed = policy or self._policy
         count = source.numel()
+        is_copied = source.data_ptr() != target.data_ptr()
+        if is_copied and coding is None and partial is None:
+            self._submitter.check_no_words()  # as below, and before this all-reduce asks for weights
         operations = self._submitter.collective(
             "all_reduce", kind, count, source, target, partial=partial, pair=coding and coding.pair, signed=signed
         )
@@ -139,6 +144,8 @@ class Collectives:
             if protect is not None:
                 qos = dataclasses.replace(qos, protect=protect.data_ptr(), protect_bytes=partial.packet_bytes)
         elif plan is not None and not plan.encodes:
+            if is_copied:
+                self._submitter.check_no_words()  # the device has not filled the source yet
             target.copy_(source)
             operations = [operation._replace(source=operation.target) for operation in operations]
         memory = [source, target] if protect is None else [source, target, protect]

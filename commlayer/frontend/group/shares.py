@@ -106,13 +106,13 @@ class Shares:
         self._late: list[Exchange] = []
         self._asked: list[str] = []  # keys of the Store that some rank may still read
 
-    def weights(self, length: int, settings: Settings) -> tuple[int, ...]:
+    def weights(self, length: int, settings: Settings, parts: int = 1) -> tuple[int, ...]:
         """The weights (`Settings.weights`) for the next all-reduce of `length` bytes, LEAST_BYTES or more, with these
-        settings.
+        settings, in so many parts of equal plans.
 
         Raises CommError if the Store does not answer.
         """
-        segments = segment_count(self._group.hosts, length, settings)
+        segments = segment_count(self._group.hosts, length // parts, settings)
         if not segments:
             return ()
         with self._lock:

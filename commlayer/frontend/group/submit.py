@@ -144,8 +144,9 @@ class Submitter:
             half = -(-count // (2 * DIVIDED_AT)) * DIVIDED_AT
         weights: tuple[int, ...] = ()
         if self._shares is not None and name == "all_reduce" and kind.op == Op.SUM and length >= LEAST_BYTES:
-            part_bytes = half * source.element_size() or length
-            weights = self._shares.weights(part_bytes, _coded(settings, pair))
+            if partial is not None or pair is not None:
+                self.check_no_words()  # `start` may refuse them, and each all-reduce must ask for weights once
+            weights = self._shares.weights(length, _coded(settings, pair), 2 if half else 1)
 
         def plan(elements: int) -> Plan:
             return self._plan(name, kind, elements * kind.parts, itemsize, root, partial, pair, signed, weights)

@@ -21,7 +21,7 @@ from torch._C._distributed_c10d import Work, _register_work
 from torch.futures import Future
 
 from ...dynamo import untraced
-from ...errors import AbortedError, ConfigError
+from ...errors import ConfigError
 from ...telemetry.meter import meter
 from ...transport.base import Handle, ReceiveHandle, Times
 from ...transport.call import Call
@@ -311,23 +311,18 @@ class JoinedHandle:
 class DividedHandle(JoinedHandle):
     """The parts of one operation, of which nothing may be lost, on two engines.
 
-    A part that fails ends the other: its group learns of the failure, and fails with it, when the error is made."""
+    Once a failure of a part is known, its group ends the other part, too (`NativeGroup.fail_other`)."""
 
     def done(self) -> bool:
-        if super().done():
-            return True
-        for handle in self._handles:
-            if handle.failed():
-                self._failure(handle, None)
-        return False
+        return super().done() or (self.failed() and super().done())
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """As of any `JoinedHandle`. Of two failures it raises the one that is no consequence of the other."""
+        """As of any `JoinedHandle`, but a part that is still in flight does not hide the failure of the other."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        failures = [self._failure(handle, deadline) for handle in self._handles]
-        found = [failure for failure in failures if failure is not None]
-        for failure in sorted(found, key=lambda failure: isinstance(failure, AbortedError)):
-            raise failure
+        failures = [(self._failure(handle, deadline), handle.failed()) for handle in self._handles]
+        for failure, _ in sorted(failures, key=lambda pair: not pair[1]):
+            if failure is not None:
+                raise failure
 
     def missing(self) -> list[tuple[int, int]]:
         self.wait(0.0)
