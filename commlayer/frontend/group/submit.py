@@ -148,18 +148,18 @@ class Submitter:
                 self.check_no_words()  # `start` may refuse them, and each all-reduce must ask for weights once
             weights = self._shares.weights(length, _coded(settings, pair), 2 if half else 1)
 
-        def plan(elements: int) -> Plan:
-            return self._plan(name, kind, elements * kind.parts, itemsize, root, partial, pair, signed, weights)
-
-        def operation(plan: Plan) -> Operation:
-            return Operation(plan, source.data_ptr(), target.data_ptr(), kind.dtype, kind.op)
-
+        asked = itemsize, root, partial, pair, signed, weights
         if half:
-            plans, offset = (plan(half), plan(count - half)), half * source.element_size()
+            plans = [self._plan(name, kind, elements * kind.parts, *asked) for elements in (half, count - half)]
             if plans[0].encodes == plans[1].encodes:  # all values of a call are encoded, or none
-                source_at, target_at = source.data_ptr() + offset, target.data_ptr() + offset
-                return [operation(plans[0]), SecondOperation(plans[1], source_at, target_at, kind.dtype, kind.op)]
-        return [operation(plan(count))]
+                offset = half * source.element_size()
+                places = source.data_ptr() + offset, target.data_ptr() + offset
+                return [
+                    Operation(plans[0], source.data_ptr(), target.data_ptr(), kind.dtype, kind.op),
+                    SecondOperation(plans[1], *places, kind.dtype, kind.op),
+                ]
+        plan = self._plan(name, kind, count * kind.parts, *asked)
+        return [Operation(plan, source.data_ptr(), target.data_ptr(), kind.dtype, kind.op)]
 
     def _plan(
         self,
@@ -261,7 +261,8 @@ class Submitter:
             finish = functools.partial(copy_back, copies)
         self.calls.begin(call)
         is_plain = words is None and qos is None and codec_key is None
-        if is_plain and not getattr(opts, "asyncOp", True) and not _is_divided(operations):
+        is_divided = self._second is not None and _is_divided(operations)
+        if is_plain and not is_divided and not getattr(opts, "asyncOp", True):
             self.profile(call, self._run)(call, operations, timeout_s, priority, finish)
             return CommWork(None, results, call=call)
         gate, done = (0, 0) if words is None else words[:2]
@@ -270,7 +271,7 @@ class Submitter:
         if not handles:
             call.ended_s = call.submitted_s
             return CommWork(None, results, call=call)
-        kind = DividedHandle if _is_divided(operations) else JoinedHandle
+        kind = DividedHandle if is_divided else JoinedHandle
         joined = call.handle = handles[0] if len(handles) == 1 else kind(handles)
         work = CommWork(joined, results, memory, finish, call=call)
         if len(results) == 1 and results[0].numel() == 1:
