@@ -141,58 +141,46 @@ class Submitter:
         half = 0  # the elements of the first part; 0: it is whole
         if self._second is not None and partial is None and name in DIVIDED and length >= DIVIDED_LEAST_BYTES:
             self.check_no_words()  # words tell the end of one operation; which ranks have some depends on the moment
-            half = -(-count // (2 * DIVIDED_AT)) * DIVIDED_AT
+            half = self._half(count, source.element_size(), _coded(settings, pair))
         weights: tuple[int, ...] = ()
         if self._shares is not None and name == "all_reduce" and kind.op == Op.SUM and length >= LEAST_BYTES:
             if partial is not None or pair is not None:
                 self.check_no_words()  # `start` may refuse them, and each all-reduce must ask for weights once
             weights = self._shares.weights(length, _coded(settings, pair), 2 if half else 1)
-
-        asked = itemsize, root, partial, pair, signed, weights
-        if half:
-            plans = [self._plan(name, kind, elements * kind.parts, *asked) for elements in (half, count - half)]
-            if plans[0].encodes == plans[1].encodes:  # all values of a call are encoded, or none
-                offset = half * source.element_size()
-                places = source.data_ptr() + offset, target.data_ptr() + offset
-                return [
-                    Operation(plans[0], source.data_ptr(), target.data_ptr(), kind.dtype, kind.op),
-                    SecondOperation(plans[1], *places, kind.dtype, kind.op),
-                ]
-        plan = self._plan(name, kind, count * kind.parts, *asked)
-        return [Operation(plan, source.data_ptr(), target.data_ptr(), kind.dtype, kind.op)]
-
-    def _plan(
-        self,
-        name: Collective,
-        kind: Kind,
-        numel: int,
-        itemsize: int,
-        root: int,
-        partial: PartialPolicy | None,
-        pair: CodecPair | None,
-        signed: tuple[object, ...],
-        weights: tuple[int, ...],
-    ) -> Plan:
-        """The plan for `numel` elements of the engine, made or found."""
         partial_key = None if partial is None else partial.plan_key
-        key = (name, numel, itemsize, kind.average, root, partial_key, kind.element, signed, pair, weights)
-        plan = self._plans.find(key)
-        if plan is None:
-            coded = _coded(self._settings if partial is None else partial.settings, pair)
-            made = plan_for(
-                name,
-                rank=self._group.rank,
-                hosts=self._group.hosts,
-                numel=numel,
-                itemsize=itemsize,
-                average=kind.average,
-                root=root,
-                element=kind.element,
-                signed=signed,
-                settings=dataclasses.replace(coded, weights=weights) if weights else coded,
-            )
-            plan = self._plans.add(key, made)
-        return plan
+        plans = []
+        for elements in (half, count - half) if half else (count,):
+            numel = elements * kind.parts
+            key = (name, numel, itemsize, kind.average, root, partial_key, kind.element, signed, pair, weights)
+            plan = self._plans.find(key)
+            if plan is None:
+                coded = _coded(settings, pair)
+                made = plan_for(
+                    name,
+                    rank=self._group.rank,
+                    hosts=self._group.hosts,
+                    numel=numel,
+                    itemsize=itemsize,
+                    average=kind.average,
+                    root=root,
+                    element=kind.element,
+                    signed=signed,
+                    settings=dataclasses.replace(coded, weights=weights) if weights else coded,
+                )
+                plan = self._plans.add(key, made)
+            plans.append(plan)
+        operations = [Operation(plans[0], source.data_ptr(), target.data_ptr(), kind.dtype, kind.op)]
+        if half:
+            offset = half * source.element_size()
+            places = source.data_ptr() + offset, target.data_ptr() + offset
+            operations.append(SecondOperation(plans[1], *places, kind.dtype, kind.op))
+        return operations
+
+    def _half(self, count: int, element_bytes: int, settings: Settings) -> int:
+        """The elements of the first of two parts. 0: it stays whole, as only one part would be encoded."""
+        half = -(-count // (2 * DIVIDED_AT)) * DIVIDED_AT
+        is_short = settings.is_short(len(self._group.hosts), (count - half) * element_bytes)
+        return 0 if settings.codecs is not None and is_short else half
 
     def delivery(
         self,
