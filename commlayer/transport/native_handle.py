@@ -38,7 +38,7 @@ class NativeHandle:
     def failed(self) -> bool:
         has_failed = lib.cl_operation_status(self._operation) not in (lib.CL_OK, lib.CL_EAGAIN)
         if has_failed:
-            self._group.fail_other()
+            self._group.fail_other()  # its other end may run a part of the same operation
         return has_failed or self._never_ends()
 
     def _never_ends(self) -> bool:

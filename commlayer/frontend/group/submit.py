@@ -56,9 +56,8 @@ DIVIDED_LEAST_BYTES = 1 << 20
 DIVIDED_AT = 4096
 """The parts begin at multiples of so many elements: whole lines of caches, and whole blocks of the codecs."""
 
-
 SECOND_KEY = 1 << 63
-"""Keys of codecs are below it."""
+"""The bit that the codec key of a second part has, and no key of a call."""
 
 
 class Operation(NamedTuple):
@@ -177,7 +176,7 @@ class Submitter:
         return operations
 
     def _half(self, count: int, element_bytes: int, settings: Settings) -> int:
-        """The elements of the first of two parts. 0: it stays whole, as only one part would be encoded."""
+        """The elements of the first of two parts. 0: the operation stays whole, as only one part would be encoded."""
         half = -(-count // (2 * DIVIDED_AT)) * DIVIDED_AT
         is_short = settings.is_short(len(self._group.hosts), (count - half) * element_bytes)
         return 0 if settings.codecs is not None and is_short else half

@@ -314,6 +314,7 @@ class DividedHandle(JoinedHandle):
     Once a failure of a part is known, its group ends the other part, too (`NativeGroup.fail_other`)."""
 
     def done(self) -> bool:
+        # `failed` ends the other part of an operation that has failed: a caller who only polls waits for that.
         return super().done() or (self.failed() and super().done())
 
     def wait(self, timeout_s: float | None = None) -> None:
