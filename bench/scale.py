@@ -28,7 +28,8 @@ from commlayer.config import Config
 from commlayer.plans.plan import StepKind
 from commlayer.plans.select import Collective, make_plan
 from commlayer.plans.settings import Settings
-from commlayer.transport.native import Engine, ffi, lib
+from commlayer.transport.native import Engine
+from commlayer.transport.status import ffi, lib
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench/results/scale.json"

@@ -18,12 +18,12 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, TypeVar
 
-from commlayer._native import ffi
 from commlayer.config import Config
 from commlayer.transport.group import NativeGroup
 from commlayer.transport.joining import join
 from commlayer.transport.members import Members
 from commlayer.transport.native import Engine
+from commlayer.transport.status import ffi
 
 T = TypeVar("T")
 

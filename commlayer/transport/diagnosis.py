@@ -11,9 +11,10 @@ from typing import Any
 from ..errors import CommError
 from .call import Call
 from .inquiry import ALL_CALLED, Inquiry
-from .native import ERRORS, Engine, ffi, lib
+from .native import Engine
 from .paths import pair_paths
 from .stall import Waits
+from .status import ERRORS, ffi, lib
 
 LEAST_S = 0.001
 """Texts show no shorter time."""

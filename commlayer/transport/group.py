@@ -17,8 +17,9 @@ from . import base
 from .diagnosis import Diagnosis
 from .fork import disowned_in_children
 from .lags import Lag
-from .native import check, ffi, lib, log
+from .log import log
 from .native_handle import NativeHandle, NativeReceiveHandle, timeout_us_of
+from .status import check, ffi, lib
 
 if TYPE_CHECKING:
     from ..plans.plan import Plan

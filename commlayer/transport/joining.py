@@ -17,10 +17,12 @@ from .diagnosis import Diagnosis
 from .group import STAGING_BYTES, NativeGroup
 from .incarnation import MOST, Incarnations, agreed
 from .interfaces import described
+from .log import log
 from .members import Members
-from .native import Engine, check, ffi, lib, log
+from .native import Engine
 from .paths import common_interface, pair_paths
 from .reach import Reach
+from .status import check, ffi, lib
 
 SPIN_US = 60
 """Longest spin before a blocked wait sleeps; 0 if the host has fewer cores than ranks."""

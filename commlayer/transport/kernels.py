@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..errors import ConfigError
-from .native import check, ffi, lib
+from .status import check, ffi, lib
 
 
 def encode(codec: int, target: int, source: int, count: int, *, key: int = 0, block: int = 0) -> None:

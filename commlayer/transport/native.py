@@ -1,6 +1,6 @@
 """`Engine`: the native engine of this process; groups run on it (`group.py`).
 
-Only this module imports the compiled one. Every call into that releases the GIL.
+Every call into the compiled module releases the GIL.
 """
 
 from __future__ import annotations
@@ -15,27 +15,18 @@ from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from .._native import ffi as ffi  # the other modules of this folder import both from here
-from .._native import lib as lib
 from ..config import Config
-from ..errors import (
-    AbortedError,
-    ClosedError,
-    CommError,
-    ConfigError,
-    MismatchError,
-    OperationTimeoutError,
-    PeerLostError,
-)
+from ..errors import ClosedError, CommError, ConfigError
 from . import interfaces as host_interfaces
 from .completions import Completions
 from .description import printable
 from .descriptors import raise_descriptor_limit
 from .fork import disowned_in_children
 from .lags import Lag, Lags
-from .log import log as log
+from .log import log
 from .paths import PATHS_MAX
 from .paths import Path as NetworkPath
+from .status import check, ffi, lib
 
 UNEXPECTED_LIMIT_BYTES = 16 << 20
 """Limit of memory for unexpected packets, which arrive before this rank has called their operation."""
@@ -63,50 +54,6 @@ SUMMED = (
 
 WORST = ("is_dead", "queue_us")
 """Those that are the larger of the two; all others are of the first engine."""
-
-ERRORS: dict[int, tuple[type[CommError], str]] = {
-    lib.CL_EINVAL: (CommError, "this is a defect of commlayer; please report it"),
-    lib.CL_ENOMEM: (CommError, "free memory, or use smaller buckets"),
-    lib.CL_ESYSTEM: (CommError, "see the kernel's log and the limits of this process (ulimit -a)"),
-    lib.CL_ETIMEDOUT: (
-        OperationTimeoutError,
-        (
-            "a rank is late, is stuck, or made other calls: look at its log and its stacks, or raise the timeout of "
-            "the group"
-        ),
-    ),
-    lib.CL_EPEERLOST: (
-        PeerLostError,
-        (
-            "look at that rank's log (did its script end before the others'?), and in its host's `dmesg` if it was "
-            "killed without a word (out of memory); restart the job, or the group without it"
-        ),
-    ),
-    lib.CL_EABORTED: (AbortedError, "look for the first error in the other ranks' logs"),
-    lib.CL_ECLOSED: (ClosedError, "no operation may follow destroy_process_group"),
-    lib.CL_EMISMATCH: (
-        MismatchError,
-        (
-            "call the same operations in the same order on all ranks, with the same sizes, dtypes, priorities, and "
-            "policy or tolerance"
-        ),
-    ),
-    lib.CL_ENOLIBFABRIC: (
-        ConfigError,
-        "install libfabric1 and build commlayer with libfabric-dev (Debian, Ubuntu), or use COMMLAYER_WIRE=udp",
-    ),
-    lib.CL_ENODEVICE: (
-        ConfigError,
-        "`fi_info -t FI_EP_DGRAM` lists what libfabric has; choose with COMMLAYER_OFI_PROVIDER and COMMLAYER_IFNAME",
-    ),
-}
-
-
-def check(status: int, what: str) -> None:
-    """Raises the CommError for a native status other than 0."""
-    if status != 0:
-        kind, remedy = ERRORS.get(status, (CommError, "unknown status"))
-        raise kind(f"{what}: {ffi.string(lib.cl_error_text(status)).decode()}; {remedy}")
 
 
 def interfaces() -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import OperationTimeoutError
 from . import base
-from .native import ffi, lib
+from .status import ffi, lib
 
 if TYPE_CHECKING:
     from .call import Call

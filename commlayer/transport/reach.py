@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..errors import UnreachableError
+from .log import log
 from .members import Members
-from .native import Engine, log
+from .native import Engine
 from .paths import Path, pair_paths
 
 PATIENCE_S = 3.0

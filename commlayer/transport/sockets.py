@@ -7,7 +7,8 @@ import os
 import socket
 from typing import Any, NamedTuple
 
-from .native import Engine, lib
+from .native import Engine
+from .status import lib
 
 _UDP_SEGMENT = 103
 _UDP_GRO = 104

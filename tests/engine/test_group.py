@@ -18,8 +18,8 @@ from commlayer.plans.delivery import deliver
 from commlayer.transport import group as group_module
 from commlayer.transport.base import DType, Op, Request
 from commlayer.transport.group import REQUEST_HEAD, NativeGroup
-from commlayer.transport.native import ffi
 from commlayer.transport.native_handle import NativeHandle
+from commlayer.transport.status import ffi
 from tests.engine.cases import LARGE, SMALL, Array, Case, Ended, address, cases, check, make_plan, run
 from tests.world import PATIENCE_S, Team, World, flat, until
 

@@ -6,8 +6,8 @@ import pytest
 from commlayer.errors import MismatchError
 from commlayer.transport.base import DType, Request
 from commlayer.transport.group import NativeGroup
-from commlayer.transport.native import lib
 from commlayer.transport.native_handle import NativeHandle
+from commlayer.transport.status import lib
 from tests.engine.cases import Array, Case, address, make_plan
 from tests.world import PATIENCE_S, World
 

@@ -13,8 +13,8 @@ import torch.distributed as dist
 import commlayer
 from commlayer.transport.base import DType
 from commlayer.transport.lags import Lag
-from commlayer.transport.native import ffi
 from commlayer.transport.stats import Paths, Stats, duration, size
+from commlayer.transport.status import ffi
 from tests import ranks
 from tests.documents import table
 from tests.engine.cases import LARGE, Case, check

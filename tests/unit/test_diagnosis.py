@@ -12,7 +12,7 @@ from commlayer.errors import ClosedError, PeerLostError
 from commlayer.transport.call import Call
 from commlayer.transport.diagnosis import Diagnosis
 from commlayer.transport.inquiry import Verdict
-from commlayer.transport.native import lib
+from commlayer.transport.status import lib
 
 
 class Paths:
