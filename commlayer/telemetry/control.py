@@ -143,10 +143,10 @@ def policy_fields(change: Change) -> Mapping[str, Any]:
 def check_port(name: str, interface: str) -> None:
     """Raises ConfigError unless this process has the interface, and another one that is not paused."""
     engine = Engine.current()
-    names = [] if engine is None else engine.port_names()
+    names = [] if engine is None else engine.ports.names()
     if interface not in names:
         raise ConfigError(f"{name} {interface}: its interfaces are {', '.join(names) or 'none'}")
-    paused = set() if engine is None else engine.paused
+    paused = set() if engine is None else engine.routes.paused
     if name == "pause" and not set(names) - paused - {interface}:
         raise ConfigError(f"pause {interface}: no other interface would be left")
 
@@ -155,4 +155,4 @@ def apply_port(change: Change) -> None:
     """Pauses or resumes the paths of an interface."""
     engine = Engine.current()
     if engine is not None and change.name in PORTS:
-        engine.pause(str(change.value), is_paused=change.name == "pause")
+        engine.routes.pause(str(change.value), is_paused=change.name == "pause")

@@ -184,14 +184,14 @@ class Sampler:
             **between(before, now),
             **self._in_steps,
             "oldest_s": round(self._exposure.oldest_s, 3),
-            "paused": [] if engine is None else sorted(engine.paused),
+            "paused": [] if engine is None else sorted(engine.routes.paused),
             "hooks": [_hook(hook) for hook in meter.hooks()],
         }
         packets = now.stats.get("packets_sent", 0) - before.stats.get("packets_sent", 0)
         payload = now.stats.get("payload_bytes_sent", 0) - before.stats.get("payload_bytes_sent", 0)
         bytes_s = payload / max(packets, 1) / max(now.at_s - before.at_s, 1e-9)
         ports, paths = flows(before, now)
-        names = [] if engine is None else engine.port_names()
+        names = [] if engine is None else engine.ports.names()
         sample["interfaces"] = [
             {"interface": _name(names, port), **ports[port].entry(bytes_s)} for port in sorted(ports)
         ]
@@ -200,7 +200,7 @@ class Sampler:
                 "peer": peer,
                 "path": number,
                 "interface": _name(names, now.paths[peer, number].port),
-                "remote": "" if engine is None else engine.remote(peer, number),
+                "remote": "" if engine is None else engine.routes.remote(peer, number),
                 **flow.entry(bytes_s),
             }
             for (peer, number), flow in paths.items()
@@ -221,13 +221,13 @@ class Sampler:
         return dataclasses.replace(read, **{name: getattr(found, name) for name in noted})
 
     def _paths(self, engine: Engine) -> dict[PathKey, PathReading]:
-        peers = engine.peers()
+        peers = engine.routes.peers()
         found: dict[PathKey, PathReading] = {}
         if len(peers) > PEERS_READ:
             found.update(self._before.paths)
             self._turn = (self._turn + PEERS_READ) % len(peers)
             peers = (peers + peers)[self._turn : self._turn + PEERS_READ]
-        for peer, number, path in engine.path_counters(peers):
+        for peer, number, path in engine.routes.counters(peers):
             found[peer, number] = PathReading(
                 path.port,
                 path.packets_sent,

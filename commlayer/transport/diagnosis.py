@@ -138,7 +138,7 @@ class Diagnosis:
         if own["host"] == peer["host"] and own["shm"] and peer["shm"]:
             return f"its process {peer['pid']} on this host {_state_of(peer['pid'])}"
         try:
-            paths = self.engine.paths(peer["peer"])
+            paths = self.engine.routes.paths(peer["peer"])
         except CommError:
             return ""  # the engine is closed
         ends = pair_paths(own, peer)

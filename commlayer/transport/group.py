@@ -249,8 +249,8 @@ class NativeGroup:
     def rates(self) -> tuple[float, float]:
         others = [self._peers[rank] for host in self.hosts if self.rank not in host for rank in host]
         found = {
-            self.engine.address(path.port): (path.delivered_bytes, path.arrived_bytes)
-            for _, _, path in self.engine.path_counters(others)
+            self.engine.ports.address(path.port): (path.delivered_bytes, path.arrived_bytes)
+            for _, _, path in self.engine.routes.counters(others)
             if not path.is_dead
         }
         return sum(sent for sent, _ in found.values()), sum(received for _, received in found.values())

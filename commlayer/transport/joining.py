@@ -289,4 +289,4 @@ def _add_peer(
     }
     status = lib.cl_engine_add_peer(engine.raw, ffi.new("struct cl_peer_options *", options))
     check(status, f"{who}: adding {name} at {described(peer)}")
-    engine.note_paths(peer["peer"], paths)
+    engine.routes.note(peer["peer"], paths)

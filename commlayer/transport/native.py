@@ -24,8 +24,8 @@ from .descriptors import raise_descriptor_limit
 from .fork import disowned_in_children
 from .lags import Lag, Lags
 from .log import log
-from .paths import PATHS_MAX
-from .paths import Path as NetworkPath
+from .ports import Ports
+from .routes import Routes
 from .status import check, ffi, lib
 
 UNEXPECTED_LIMIT_BYTES = 16 << 20
@@ -33,27 +33,8 @@ UNEXPECTED_LIMIT_BYTES = 16 << 20
 
 LIFE_BYTES = 16
 
-LOOPBACK_MTU_BYTES = 9000
-
 TWIN = lib.CL_PEERS_MAX
 """The number by which an engine watches its own process, whose other engine shares its interfaces: no peer has it."""
-
-SUMMED = (
-    "packets_sent",
-    "packets_lost",
-    "packets_received",
-    "deaths",
-    "window_bytes",
-    "rate_bytes",
-    "capacity_bytes",
-    "carried_bytes",
-    "delivered_bytes",
-    "arrived_bytes",
-)
-"""The figures of a path that are sums of the two engines' own."""
-
-WORST = ("is_dead", "queue_us")
-"""Those that are the larger of the two; all others are of the first engine."""
 
 
 def interfaces() -> list[dict[str, Any]]:
@@ -165,8 +146,6 @@ class Engine:
         self.hosts: dict[int, str] = {}
         """Host names of the processes met so far, by rank of the job."""
         self.lags = Lags()
-        self.paused: set[str] = set()
-        """The paused interfaces, by `port_names`."""
         self._lives: dict[int, str] = {}
         self.second: Engine | None = None
         """The engine with the second thread, of COMMLAYER_THREADS=2: see `joining.join_both`. It is closed with this
@@ -174,9 +153,10 @@ class Engine:
         self._is_private = False
         self._users = 0
         self._at_exit: Finalize | None = None
-        self._remotes: dict[int, Sequence[NetworkPath]] = {}
         self._left_out = [] if any(not port["loopback"] for port in ports) else list(left_out)
-        self._ports = ports = host_interfaces.spread(ports, config.ports)
+        self.ports = Ports(ports, config.ports)
+        self.routes = Routes(self, self.ports)
+        ports = self.ports.entries
         first, last = config.port_range or (0, 0)
         self._lock = threading.Lock()
         addresses = [ffi.new("char[]", port["address"].encode()) for port in ports]
@@ -189,7 +169,7 @@ class Engine:
                 "wire_type": wire_type,
                 "addresses": ffi.cast("const char *const *", array),
                 "address_count": len(ports),
-                "datagram_bytes": self._datagram_bytes(),
+                "datagram_bytes": self.ports.datagram_bytes(config.mtu),
                 "unexpected_limit_bytes": UNEXPECTED_LIMIT_BYTES,
                 "peer_timeout_us": int(config.peer_timeout_s * 1e6),
                 "auth": getattr(lib, f"CL_AUTH_{config.auth.upper()}"),
@@ -212,8 +192,7 @@ class Engine:
         check(status, f"opening the engine on {where}")
         self._engine = out[0]
         self._completions = _completions(self._engine)
-        for index in range(len(ports)):
-            self._read_port(index)
+        self.ports.read(self._engine)
         disowned_in_children(self)
 
     def _open_second(self) -> None:
@@ -235,15 +214,6 @@ class Engine:
             raise
         self.second = second
 
-    def _datagram_bytes(self) -> int:
-        sizes: list[int] = []
-        for port in self._ports:
-            mtu = min(port["mtu"], LOOPBACK_MTU_BYTES) if port["loopback"] else port["mtu"]
-            sizes.append(min(mtu, self.config.mtu or mtu) - host_interfaces.IP_UDP_HEADER_BYTES[port["version"]])
-        # One size for all paths: any packet may take any of them. Loopback counts only if there is nothing else.
-        outside = [size for size, port in zip(sizes, self._ports, strict=True) if not port["loopback"]]
-        return min(outside or sizes or [1472])
-
     @property
     def packet_bytes(self) -> int:
         """Payload of a full packet. A packet to a peer whose own packets are smaller has their size."""
@@ -263,7 +233,9 @@ class Engine:
 
     def describe(self) -> dict[str, Any]:
         """The description for other ranks: host, process and addresses, as they are now."""
-        self._follow_addresses()
+        found = interfaces()
+        with self._lock:  # no thread closes the engine while its sockets move
+            self.ports.follow(self.raw, found)
         bell = ffi.new("char[32]")
         lib.cl_engine_bell(self.raw, bell)
         return {
@@ -274,39 +246,11 @@ class Engine:
             "life": self.life,
             "bell": ffi.string(bell).decode(),
             "meter": lib.cl_engine_meter(self.raw),
-            "ports": self._ports,
+            "ports": self.ports.entries,
             "left_out": self._left_out,
             "packet_bytes": self.packet_bytes,
             **({} if self.second is None else {"second": self.second.describe()}),
         }
-
-    def _follow_addresses(self) -> None:
-        """Opens sockets again whose interface came back with another address: the former one reaches nobody."""
-        found = interfaces()
-        present = {port["address"] for port in found}
-        with self._lock:
-            for index, port in enumerate(self._ports):
-                moved = host_interfaces.moved(port, found)
-                if port["address"] in present or moved is None:
-                    continue
-                address = ffi.new("char[]", moved["address"].encode())
-                status = lib.cl_engine_move_port(self.raw, index, address)
-                if status != lib.CL_OK:
-                    reason = ffi.string(lib.cl_error_text(status)).decode()
-                    log.warning("%s left %s for %s: %s", port["ifname"], port["address"], moved["address"], reason)
-                    continue
-                log.warning("%s left %s for %s; new groups use it", port["ifname"], port["address"], moved["address"])
-                port |= {name: moved[name] for name in ("address", "prefix", "running")}
-                self._read_port(index)
-
-    def _read_port(self, index: int) -> None:
-        """Notes the number and the name of a socket, which are known once it is open."""
-        port, number = self._ports[index], ffi.new("uint32_t *")
-        check(lib.cl_engine_port(self._engine, index, number), f"asking for the port of {port['address']}")
-        port["port"] = number[0]
-        text = ffi.new("char[]", lib.CL_ADDRESS_BYTES)
-        check(lib.cl_engine_address(self._engine, index, text), f"asking for the endpoint of {port['address']}")
-        port["endpoint"] = ffi.string(text).decode()
 
     def meet(self, peer: int, life: str) -> bool:
         """Notes the life of another process; False if this process has met a former life of it."""
@@ -329,32 +273,6 @@ class Engine:
         """Begins an incarnation of a peer, unless it has begun. Operations with messages to or from it fail."""
         check(lib.cl_engine_revive_peer(self.raw, peer, incarnation), what)
 
-    def note_paths(self, peer: int, paths: Sequence[NetworkPath]) -> None:
-        """Notes the addresses of the paths to another process, which is added. Those of a known one may be new."""
-        with self._lock:
-            known = self._remotes.setdefault(peer, paths)
-            self._remotes[peer] = [
-                paths[number] if number < len(paths) and paths[number].local == path.local else path
-                for number, path in enumerate(known)
-            ]
-        for name in list(self.paused):
-            self._pause(peer, name, is_paused=True)
-
-    def pause(self, interface: str, *, is_paused: bool) -> None:
-        """Lets data avoid the paths of an interface (see `port_names`), or ends that. Peers that have no other path
-        that lives get it there all the same. Raises ClosedError on a closed engine."""
-        (self.paused.add if is_paused else self.paused.discard)(interface)
-        for peer in self.peers():
-            self._pause(peer, interface, is_paused=is_paused)
-        if self.second is not None:
-            self.second.pause(interface, is_paused=is_paused)
-
-    def _pause(self, peer: int, interface: str, *, is_paused: bool) -> None:
-        names = self.port_names()
-        for number, path in enumerate(self._remotes.get(peer, ())):
-            if names[path.local] == interface:
-                lib.cl_engine_pause(self.raw, peer, number, is_paused)
-
     def stats(self) -> dict[str, int]:
         """Counters since the engine was opened, by their names in `struct cl_engine_stats`."""
         stats = ffi.new("struct cl_engine_stats *")
@@ -365,7 +283,7 @@ class Engine:
         return {name: found[name] + count for name, count in self.second.stats().items()}
 
     def ping(self, peer: int) -> None:
-        """Asks another process of the job for an answer on each path; see `is_answered` of `paths`."""
+        """Asks another process of the job for an answer on each path; see `is_answered` of `Routes.paths`."""
         lib.cl_engine_ping(self.raw, peer)
 
     @staticmethod
@@ -373,84 +291,14 @@ class Engine:
         """The counters of a process without an engine: all 0."""
         return dict.fromkeys([*(name for name, _ in ffi.typeof("struct cl_engine_stats").fields), "waited_us"], 0)
 
-    def paths(self, peer: int) -> list[dict[str, Any]]:
-        """The paths to another process of the job, in their order: their addresses, counters since the peer was added,
-        and estimates, by their names in `struct cl_path_stats`.
-
-        Raises CommError if no group of this process has the peer.
-        """
-        room = ffi.new("struct cl_path_stats[]", PATHS_MAX)
-        count = self._read_paths(peer, room)
-        if count < 0:
-            raise CommError(f"no group of this process has rank {peer}; create one with it first")
-        names = [name for name, _ in ffi.typeof("struct cl_path_stats").fields]
-        remotes = self._remotes.get(peer, ())
-        return [
-            {"rank": peer, **{name: int(getattr(path, name)) for name in names}, **self._addresses(remotes[i : i + 1])}
-            for i, path in enumerate(room[0:count])
-        ]
-
-    def peers(self) -> list[int]:
-        """The processes that this one has met, by rank of the job."""
-        with self._lock:
-            return sorted(self._remotes)
-
-    def path_counters(self, peers: Sequence[int]) -> Iterator[tuple[int, int, Any]]:
-        """The `struct cl_path_stats` of all paths to these peers, with the peer and the number of the path: as `paths`,
-        for frequent readers. Each is valid until the next peer's; lost peers are left out."""
-        room = ffi.new("struct cl_path_stats[]", PATHS_MAX)
-        for peer in peers:
-            count = self._read_paths(peer, room)
-            for number in range(count):
-                yield peer, number, room[number]
-
-    def _read_paths(self, peer: int, room: Any) -> int:
-        """Fills in the paths to a peer; returns their number, below 0 for an unknown one."""
-        count = int(lib.cl_engine_read_paths(self.raw, peer, room, PATHS_MAX))
-        if self.second is not None and count > 0:
-            beside = ffi.new("struct cl_path_stats[]", PATHS_MAX)
-            found = max(self.second._read_paths(peer, beside), 0)
-            for path, other in zip(room[0:count], beside[0:found], strict=False):  # the same addresses, in one order
-                for name in SUMMED:
-                    setattr(path, name, getattr(path, name) + getattr(other, name))
-                for name in WORST:
-                    setattr(path, name, max(getattr(path, name), getattr(other, name)))
-        return count
-
-    def port_names(self) -> list[str]:
-        """The local addresses' interfaces, by number; sockets of one interface have numbers of their own."""
-        names = [str(port["ifname"]) for port in self._ports]
-        twins = [name for name in set(names) if names.count(name) > 1]
-        return [f"{name}#{names[:i].count(name)}" if name in twins else name for i, name in enumerate(names)]
-
-    def address(self, port: int) -> str:
-        """The local address of a path, by its number `port`: several sockets may share it, and the figures of its
-        interface."""
-        return str(self._ports[port]["address"])
-
-    def remote(self, peer: int, path: int) -> str:
-        """The other end of a path, for people."""
-        return str(self._addresses(self._remotes.get(peer, ())[path : path + 1])["remote"])
-
-    def _addresses(self, path: Sequence[NetworkPath]) -> dict[str, str | int]:
-        """This end and the other end of a path; none: it is not known."""
-        if not path:
-            return {"interface": "", "address": "", "port": 0, "remote": ""}
-        local, remote = self._ports[path[0].local], path[0]
-        host = f"[{remote.address}]" if ":" in remote.address else remote.address
-        ends = {"address": local["address"], "port": local["port"], "remote": f"{host}:{remote.port}"}
-        return {"interface": local["ifname"], **ends}
-
     def report(self) -> Report:
         """All counters, of all groups and paths."""
         lags = self.lags.read()
         stats = {**self.stats(), "waited_us": sum(lag.waited_us for lag in lags.values())}
-        with self._lock:
-            peers = sorted(self._remotes)
         paths = {}
-        for peer in peers:
+        for peer in self.routes.peers():
             with contextlib.suppress(CommError):  # the peer is lost, and its paths with it
-                paths[peer] = self.paths(peer)
+                paths[peer] = self.routes.paths(peer)
         return Report(stats, lags, paths)
 
     @classmethod
@@ -506,9 +354,10 @@ class Engine:
         cls = type(self)
         cls._guard, cls._shared, cls._last_report = threading.Lock(), None, None
         self._lock = threading.Lock()
+        self.routes.disown()
         engine, self._engine = self._engine, None
         if engine is not None and self._wire == "udp":
-            for index in range(len(self._ports)):
+            for index in range(len(self.ports.entries)):
                 socket.close(lib.cl_engine_descriptor(engine, index))
 
     def close(self) -> None:

@@ -76,7 +76,7 @@ class Reach:
             raise UnreachableError(f"{self._members.who}: {self._failure(pairs)}")
 
     def _states(self, other: int) -> list[dict[str, int]]:
-        return self._engine.paths(self._descriptions[other]["peer"])
+        return self._engine.routes.paths(self._descriptions[other]["peer"])
 
     def _ask(self) -> None:
         """Asks the ranks until each has answered on all paths, or has had its time."""

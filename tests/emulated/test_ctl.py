@@ -127,7 +127,7 @@ def paused(rank: int, size: int) -> dict[str, Any]:
             assert torch.equal(model.module.weight, torch.full((VALUES,), -mean * state.steps))
             go_on.fill_(float(rank != 0 or thread.is_alive()))
             dist.all_reduce(go_on, op=dist.ReduceOp.MIN)
-            marks.append((PAUSED in engine.paused, sent_bytes()))
+            marks.append((PAUSED in engine.routes.paused, sent_bytes()))
         if rank == 0:
             thread.join()
             if errors:

@@ -38,8 +38,8 @@ def test_a_later_group_uses_the_new_address(monkeypatch: pytest.MonkeyPatch) -> 
         second = world.open_group()
         reduce_on_all(world, second)
         reduce_on_all(world, first)  # its paths lead to the new address, too
-        assert world.engines[0].paths(1)[0]["remote"] == f"127.0.0.77:{after['port']}"
-        assert world.engines[1].paths(0)[0]["address"] == "127.0.0.77"
+        assert world.engines[0].routes.paths(1)[0]["remote"] == f"127.0.0.77:{after['port']}"
+        assert world.engines[1].routes.paths(0)[0]["address"] == "127.0.0.77"
 
 
 @pytest.mark.parametrize("found", [[], interfaces_with("127.0.0.77", "127.0.0.2")], ids=["gone", "still there"])

@@ -99,30 +99,9 @@ def test_sockets_take_free_ports_of_the_range(loopback_port: dict[str, Any]) -> 
 
 @pytest.fixture
 def loopback_port() -> dict[str, Any]:
-    return interface("lo", "127.0.0.1")
+    return {"ifname": "lo", "address": "127.0.0.1", "prefix": 24, "mtu": 1500, "loopback": True, "version": 4}
 
 
 def test_interfaces() -> None:
     found = native.interfaces()
     assert any(port["loopback"] and port["address"] == "127.0.0.1" and port["prefix"] == 8 for port in found)
-
-
-def interface(name: str, address: str, mtu: int = 1500) -> dict[str, Any]:
-    version = 6 if ":" in address else 4
-    return {"ifname": name, "address": address, "prefix": 24, "mtu": mtu, "loopback": name == "lo", "version": version}
-
-
-@pytest.mark.parametrize(
-    ("ports", "mtu", "expected"),
-    [
-        ([interface("eth0", "10.0.0.1"), interface("lo", "127.0.0.1", 65536)], 0, 1472),
-        ([interface("eth0", "10.0.0.1", 9000), interface("eth1", "2001:db8::1")], 0, 1452),
-        ([interface("eth0", "10.0.0.1", 9000)], 1400, 1372),
-        ([interface("lo", "127.0.0.1", 65536)], 0, 8972),
-        ([], 0, 1472),
-    ],
-)
-def test_datagram_bytes(ports: list[dict[str, Any]], mtu: int, expected: int) -> None:
-    engine = native.Engine.__new__(native.Engine)
-    engine.config, engine._ports = Config(mtu=mtu), ports
-    assert engine._datagram_bytes() == expected

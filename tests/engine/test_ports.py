@@ -73,7 +73,7 @@ class Link:
 
 
 def came_on_each(engine: Engine, peer: int) -> bool:
-    return all(path["packets_received"] > 0 for path in engine.paths(peer))
+    return all(path["packets_received"] > 0 for path in engine.routes.paths(peer))
 
 
 def test_each_pair_of_sockets_is_a_path(world: World) -> None:
@@ -85,7 +85,7 @@ def test_each_pair_of_sockets_is_a_path(world: World) -> None:
         for rank in (0, 1):
             engine, peer = world.engines[rank], 1 - rank
             until(partial(came_on_each, engine, peer))
-            paths = engine.paths(peer)
+            paths = engine.routes.paths(peer)
             assert [path["port"] for path in paths] == [port["port"] for port in world.descriptions[rank]["ports"]]
             assert not any(path["is_dead"] for path in paths)
             sent = sum(path["packets_sent"] for path in paths)
@@ -94,8 +94,9 @@ def test_each_pair_of_sockets_is_a_path(world: World) -> None:
 
 def test_the_sockets_of_an_interface_have_one_rate(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = [SimpleNamespace(port=port, delivered_bytes=5, arrived_bytes=7, is_dead=0) for port in range(PORTS)]
+    counters = [(1, number, path) for number, path in enumerate(paths)]
     with world.open_group() as team:
-        monkeypatch.setattr(world.engines[0], "path_counters", lambda _: [(1, i, path) for i, path in enumerate(paths)])
+        monkeypatch.setattr(world.engines[0].routes, "counters", lambda _: counters)
         assert team[0].rates() == (5, 7)
 
 
@@ -104,12 +105,12 @@ def test_a_link_that_loses_all_packets_is_given_up(world: World) -> None:
 
         def it_alone_is_given_up() -> bool:
             reduce_both(world, team)  # which path a packet takes is chance: it may be another one for a whole operation
-            return [path["is_dead"] for path in world.engines[0].paths(1)] == [0, 1, 0, 0]
+            return [path["is_dead"] for path in world.engines[0].routes.paths(1)] == [0, 1, 0, 0]
 
         # While the other engine has no core, a path that works may seem dead: it comes back.
         until(it_alone_is_given_up)
         reduce_both(world, team)
-        paths = world.engines[0].paths(1)
+        paths = world.engines[0].routes.paths(1)
         assert paths[1]["packets_lost"] > 0
         assert paths[1]["deaths"] == 1
         assert time.monotonic() - PATIENCE_S < paths[0]["heard_us"] / 1e6 <= time.monotonic()
@@ -119,7 +120,7 @@ def test_a_link_that_loses_all_packets_is_given_up(world: World) -> None:
 def test_the_load_goes_where_it_arrives_first(world: World) -> None:
     with Link(world, 0, 0.03), world.open_group() as team:
         world.on_each(lambda rank: run(team[rank]))  # the first packets measure the paths
-        until(lambda: world.engines[0].paths(1)[0]["round_trip_us"] > 30_000)
+        until(lambda: world.engines[0].routes.paths(1)[0]["round_trip_us"] > 30_000)
 
         def avoids_it() -> bool:
             sent = sent_on_each(world, team)
@@ -130,33 +131,32 @@ def test_the_load_goes_where_it_arrives_first(world: World) -> None:
 
 def sent_on_each(world: World, team: Team) -> list[int]:
     """The packets of an all-reduce that rank 0 sends, by path."""
-    before = world.engines[0].paths(1)
+    routes = world.engines[0].routes
+    before = routes.paths(1)
     reduce_both(world, team)
-    return [
-        new["packets_sent"] - old["packets_sent"] for old, new in zip(before, world.engines[0].paths(1), strict=True)
-    ]
+    return [new["packets_sent"] - old["packets_sent"] for old, new in zip(before, routes.paths(1), strict=True)]
 
 
 def test_data_avoids_paused_interfaces(world: World) -> None:
     engine = world.engines[0]
-    names = engine.port_names()
+    names = engine.ports.names()
     assert names == ["udp#0", "udp#1", "udp#2", "udp#3"]
-    engine.pause("udp#0", is_paused=True)  # holds for peers that come later, too
+    engine.routes.pause("udp#0", is_paused=True)  # holds for peers that come later, too
     with world.open_group() as team:
         until(partial(came_on_each, engine, 1))  # the paths have been tried
-        engine.pause("udp#3", is_paused=True)
+        engine.routes.pause("udp#3", is_paused=True)
         sent = sent_on_each(world, team)
         assert max(sent[0], sent[3]) < sum(sent) / 20  # probes may come
-        assert engine.paused == {"udp#0", "udp#3"}
+        assert engine.routes.paused == {"udp#0", "udp#3"}
         for name in names:
-            engine.pause(name, is_paused=True)
+            engine.routes.pause(name, is_paused=True)
         assert sum(sent_on_each(world, team)) > LARGE.numel * 4 / 2 / 1472  # no other path is left
         for name in names:
-            engine.pause(name, is_paused=False)
-        assert engine.paused == set()
+            engine.routes.pause(name, is_paused=False)
+        assert engine.routes.paused == set()
         until(lambda: min(sent_on_each(world, team)) > 0)
 
 
 def test_an_unknown_peer_has_no_paths(world: World) -> None:
     with pytest.raises(CommError, match="no group of this process has rank 7"):
-        world.engines[0].paths(7)
+        world.engines[0].routes.paths(7)

@@ -20,6 +20,7 @@ class Paths:
 
     def __init__(self, heard_us: list[int]) -> None:
         self.heard_us = heard_us
+        self.routes = self
 
     def paths(self, peer: int) -> list[dict[str, int]]:  # noqa: ARG002
         if not self.heard_us:

@@ -78,13 +78,14 @@ class ManyPeers:
     packet_bytes = 1400
 
     def __init__(self) -> None:
-        self.lags = self
+        self.lags = self.ports = self.routes = self
+        self.paused: set[str] = set()
         self.asked: list[int] = []
 
     def peers(self) -> list[int]:
         return list(range(PEERS_READ + 100))
 
-    def path_counters(self, peers: Sequence[int]) -> Iterator[tuple[int, int, Any]]:
+    def counters(self, peers: Sequence[int]) -> Iterator[tuple[int, int, Any]]:
         assert Engine._guard.locked()
         for peer in peers:
             self.asked.append(peer)
@@ -98,7 +99,7 @@ class ManyPeers:
     def read(self) -> dict[int, Lag]:
         return {}
 
-    def port_names(self) -> list[str]:
+    def names(self) -> list[str]:
         return ["eth0"]
 
     def remote(self, peer: int, path: int) -> str:
@@ -107,7 +108,6 @@ class ManyPeers:
 
 def test_paths_to_many_peers_are_read_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     engine: Any = ManyPeers()
-    engine.paused = set()
     monkeypatch.setattr(Engine, "_shared", engine)
     sampler = Sampler(0, PEERS_READ + 101)
     assert len(engine.asked) == PEERS_READ
