@@ -37,8 +37,9 @@ LOAD = 0.4
 LIMIT_MS = 60
 """Limit of virtual time; longer runs count as unfinished. Background traffic takes most of the work."""
 
-CREDIT_KIB = 176
-"""What a port grants: 1.5 times the rate of a link in a round trip of 9.4 us, which is that across the spine."""
+CREDIT_KIB = 256
+"""What a port grants: 1.5 times the rate of a link in a round trip of 14 us. The empty spine has one of 9.4 us; packets
+wait beside other traffic."""
 
 TRANSPORTS: dict[str, tuple[str, dict[str, Any]]] = {
     "dctcp": ("DCTCP", {"transport": "dctcp"}),

@@ -15,7 +15,7 @@ static uint32_t lesser(uint32_t a, uint32_t b)
 
 /* ---- sender ---- */
 
-void cl_credit_request(struct cl_endpoint *endpoint, struct cl_peer *peer, struct cl_send *send)
+void cl_credit_request(struct cl_endpoint *endpoint, struct cl_peer *peer, struct cl_send *send, uint64_t now_us)
 {
     uint32_t bytes = send->message.packet_bytes;
     uint32_t unscheduled = peer->unscheduled_bytes / bytes + (peer->unscheduled_bytes % bytes > 0);
@@ -27,6 +27,7 @@ void cl_credit_request(struct cl_endpoint *endpoint, struct cl_peer *peer, struc
     if (!cl_peer_list_tell(&endpoint->peers, peer, CL_PACKET_REQUEST, control))
         return; /* no memory */
     send->granted = unscheduled;
+    send->asked_us = now_us;
     endpoint->ledger.sends++;
 }
 

@@ -26,7 +26,7 @@ struct cl_packet;
 /* ---- sender ---- */
 
 /* A send was posted: asks for credit if its receiver grants any. */
-void cl_credit_request(struct cl_endpoint *endpoint, struct cl_peer *peer, struct cl_send *send);
+void cl_credit_request(struct cl_endpoint *endpoint, struct cl_peer *peer, struct cl_send *send, uint64_t now_us);
 /* The send ends. */
 void cl_credit_sent(struct cl_endpoint *endpoint, const struct cl_send *send);
 /* The send that has more credit now, and is to be queued; NULL: there is none. */

@@ -260,7 +260,7 @@ int cl_endpoint_post_send(struct cl_endpoint *endpoint, uint16_t peer, struct cl
     send->data = data;
     send->priority = qos->priority;
     send->order = qos->order;
-    cl_credit_request(endpoint, to, send);
+    cl_credit_request(endpoint, to, send, now_us);
     if (qos->loss_bound > 0)
         cl_partial_begin_send(send, qos);
     cl_messages_requeue(endpoint, send, false);

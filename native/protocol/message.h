@@ -71,6 +71,7 @@ struct cl_send {
     uint32_t packets_in_flight;
     uint32_t next_packet;       /* the lowest packet that was never sent */
     uint32_t granted;           /* packets before this one may be sent: see credit.h; UINT32_MAX: all */
+    uint64_t asked_us;          /* when it asked for this credit */
     struct cl_ranges lost;      /* packets to send again; the first of them has not arrived, others may have */
     uint32_t refused;           /* how many of these the receiver had no room for */
     uint32_t repeated;          /* how many of these to count as early: see repeat.h */

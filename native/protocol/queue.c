@@ -6,10 +6,21 @@ void cl_queue_give_turn(struct cl_queue *queue, struct cl_queue_node *node, uint
     queue->turn_packets = 0;
 }
 
+static struct cl_send *first_of(const struct cl_queue_node *node, int class)
+{
+    return cl_message_as_send(node->classes[class].sends.first);
+}
+
+/* Of sends that wait for credit the one that has waited longer. */
+static bool is_older(const struct cl_send *send, const struct cl_send *than)
+{
+    return send->granted != UINT32_MAX && than->granted != UINT32_MAX && send->asked_us < than->asked_us;
+}
+
 static void enter(struct cl_queue *queue, struct cl_queue_node *node, int class)
 {
     struct cl_queue_class *own = &node->classes[class];
-    struct cl_queue_node *turn = queue->turn[class];
+    struct cl_queue_node *turn = queue->turn[class], *next = turn; /* it has the last turn */
     own->left = 0;
     if (turn == NULL) {
         own->previous = own->next = node;
@@ -17,12 +28,17 @@ static void enter(struct cl_queue *queue, struct cl_queue_node *node, int class)
         queue->classes = (uint16_t)(queue->classes | 1u << class);
         return;
     }
-    /* the last turn */
-    struct cl_queue_class *turn_own = &turn->classes[class];
-    own->next = turn;
-    own->previous = turn_own->previous;
+    if (is_older(first_of(node, class), first_of(turn, class))) {
+        if (cl_queue_turn_begins(queue))
+            queue->turn[class] = node;
+        else
+            next = turn->classes[class].next;
+    }
+    struct cl_queue_class *next_own = &next->classes[class];
+    own->next = next;
+    own->previous = next_own->previous;
     own->previous->classes[class].next = node;
-    turn_own->previous = node;
+    next_own->previous = node;
 }
 
 static void leave(struct cl_queue *queue, struct cl_queue_node *node, int class)
@@ -40,17 +56,28 @@ static void leave(struct cl_queue *queue, struct cl_queue_node *node, int class)
     own->previous = own->next = NULL;
 }
 
+static bool goes_before(const struct cl_send *send, const struct cl_send *other)
+{
+    return send->order != other->order ? send->order < other->order : is_older(send, other);
+}
+
 void cl_queue_push(struct cl_queue *queue, struct cl_queue_node *node, struct cl_send *send, bool first)
 {
     struct cl_message_list *sends = &node->classes[send->priority].sends;
-    bool was_empty = sends->first == NULL;
+    const struct cl_send *former = sends->first != NULL ? cl_message_as_send(sends->first) : NULL;
     struct cl_message *before = first ? NULL : sends->last;
-    while (before != NULL && cl_message_as_send(before)->order > send->order)
+    while (before != NULL && goes_before(send, cl_message_as_send(before)))
         before = before->previous;
     send->queued = true;
     cl_message_list_insert(sends, before, &send->message);
-    if (was_empty && !(node->blocked >> send->priority & 1))
+    if (node->blocked >> send->priority & 1)
+        return;
+    if (former == NULL) {
         enter(queue, node, send->priority);
+    } else if (before == NULL && is_older(send, former) && queue->turn[send->priority] != node) {
+        leave(queue, node, send->priority);
+        enter(queue, node, send->priority);
+    }
 }
 
 void cl_queue_remove(struct cl_queue *queue, struct cl_queue_node *node, struct cl_send *send)
@@ -68,7 +95,7 @@ struct cl_send *cl_queue_next(const struct cl_queue *queue)
         return NULL;
     bool guard = queue->packets % CL_QUEUE_GUARD == CL_QUEUE_GUARD - 1;
     int class = guard ? 31 - __builtin_clz(queue->classes) : cl_queue_first_class(queue);
-    return cl_message_as_send(queue->turn[class]->classes[class].sends.first);
+    return first_of(queue->turn[class], class);
 }
 
 void cl_queue_sent(struct cl_queue *queue, struct cl_queue_node *node, const struct cl_send *send, bool is_short)

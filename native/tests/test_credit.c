@@ -183,6 +183,25 @@ TEST(test_urgent_messages_and_early_ones_are_granted_first)
             CHECK(network->hosts[earlier].last_completed_us < network->hosts[from].last_completed_us);
 }
 
+/* A host sends a contribution, and then, before that has gone, results to six others. The contribution gets its credit
+ * in parts. It ends long before the results, although these have credit all the time. */
+TEST(test_a_contribution_does_not_wait_for_results)
+{
+    SCOPED_NETWORK *network = start(BUDGET / 2);
+    struct cl_message_id id = {1, 1, 0};
+    network_post(network, (struct network_message){0, SENDERS, id, data, target[SENDERS], BYTES, {.priority = 4}});
+    network_run_until(network, network_now_us(network) + 500);
+    CHECK(!network->hosts[SENDERS].completed);
+    for (uint16_t to = 1; to < SENDERS; to++)
+        network_post(network, (struct network_message){0, to, id, data, target[to], BYTES, {.priority = 4}});
+    uint64_t start_us = network_now_us(network), limit_us = start_us + 1000000;
+    while (network->hosts[0].completed < SENDERS && network_step(network, limit_us))
+        ;
+    uint64_t first_us = network->hosts[SENDERS].last_completed_us - start_us;
+    for (uint32_t to = 1; to < SENDERS; to++)
+        CHECK(first_us < (network->hosts[to].last_completed_us - start_us) * 2 / 3);
+}
+
 static bool count_requests(struct network *network, uint32_t from, const struct cl_datagram *datagram)
 {
     (void)from;

@@ -14,7 +14,7 @@ static void start(void)
     for (uint16_t i = 0; i < PEERS; i++) {
         nodes[i] = (struct cl_queue_node){0};
         for (uint32_t j = 0; j < EACH; j++)
-            sends[i][j] = (struct cl_send){.message = {.peer = i, .id.index = j}, .priority = 3};
+            sends[i][j] = (struct cl_send){.message = {.peer = i, .id.index = j}, .priority = 3, .granted = UINT32_MAX};
     }
 }
 
@@ -54,6 +54,70 @@ TEST(test_fifo_and_front)
     cl_queue_remove(&queue, &nodes[0], &sends[0][0]);
     CHECK(cl_queue_next(&queue) == NULL);
     CHECK(!sends[0][0].queued);
+}
+
+static void ask(struct cl_send *send, uint64_t asked_us)
+{
+    send->granted = 4;
+    send->asked_us = asked_us;
+}
+
+/* A message that needs credit goes before those that asked for it later. */
+TEST(test_older_messages_that_need_credit_go_next)
+{
+    start();
+    for (int i = 0; i < PEERS; i++)
+        ask(&sends[i][0], i == 2 ? 10 : 20);
+    cl_queue_push(&queue, &nodes[0], &sends[0][0], false);
+    cl_queue_push(&queue, &nodes[1], &sends[1][0], false);
+    CHECK_EQ(send_one(), 0); /* its turn has begun, and goes on */
+    cl_queue_push(&queue, &nodes[2], &sends[2][0], false);
+    for (int i = 1; i < CL_QUEUE_TURN; i++)
+        CHECK_EQ(send_one(), 0);
+    for (int i = 0; i < CL_QUEUE_TURN; i++)
+        CHECK_EQ(send_one(), 2);
+    for (int i = 0; i < CL_QUEUE_TURN; i++)
+        CHECK_EQ(send_one(), 1);
+    cl_queue_remove(&queue, &nodes[2], &sends[2][0]);
+    cl_queue_push(&queue, &nodes[2], &sends[2][0], false); /* no turn has begun: it has this one */
+    CHECK_EQ(send_one(), 2);
+}
+
+/* It does so, too, where a younger message to the same peer waits already, or the peer is unblocked later. */
+TEST(test_older_messages_to_a_peer_that_waits)
+{
+    start();
+    for (int i = 0; i < PEERS; i++)
+        for (int j = 0; j < EACH; j++)
+            ask(&sends[i][j], 20);
+    ask(&sends[1][1], 10);
+    for (int i = 0; i < PEERS; i++)
+        cl_queue_push(&queue, &nodes[i], &sends[i][0], false);
+    cl_queue_push(&queue, &nodes[2], &sends[2][1], false); /* as old as the others: in its turn */
+    cl_queue_push(&queue, &nodes[1], &sends[1][1], false);
+    CHECK(cl_queue_next(&queue) == &sends[1][1]);
+    cl_queue_block(&queue, &nodes[1], 0);
+    CHECK(cl_queue_next(&queue) == &sends[0][0]);
+    cl_queue_unblock(&queue, &nodes[1]);
+    CHECK(cl_queue_next(&queue) == &sends[1][1]);
+    sends[2][2].asked_us = 5;
+    cl_queue_push(&queue, &nodes[2], &sends[2][2], false);
+    sends[2][3].granted = UINT32_MAX; /* it needs no credit */
+    sends[2][3].asked_us = 0;
+    cl_queue_push(&queue, &nodes[2], &sends[2][3], false);
+    CHECK(cl_queue_next(&queue) == &sends[2][2]);
+}
+
+/* The order that the caller gives counts more. */
+TEST(test_order_counts_more_than_age)
+{
+    start();
+    ask(&sends[0][0], 20);
+    ask(&sends[0][1], 10);
+    sends[0][1].order = 1;
+    cl_queue_push(&queue, &nodes[0], &sends[0][0], false);
+    cl_queue_push(&queue, &nodes[0], &sends[0][1], false);
+    CHECK(cl_queue_next(&queue) == &sends[0][0]);
 }
 
 /* The message that is needed first goes first, though it was posted last. */
