@@ -6,9 +6,10 @@ enum {
     ACK_DELAY_US = 1000,  /* less than CL_ACK_DELAY_US: the last packet has asked for an acknowledgement at once */
 };
 
-void cl_loss_init(struct cl_loss *loss, struct cl_reordering *reordering)
+void cl_loss_init(struct cl_loss *loss)
 {
-    *loss = (struct cl_loss){.reordering = reordering, .deadline_us = UINT64_MAX};
+    *loss = (struct cl_loss){
+        .deadline_us = UINT64_MAX, .packet_threshold = CL_LOSS_PACKET_THRESHOLD, .time_shift = CL_LOSS_TIME_SHIFT};
 }
 
 void cl_loss_on_acked(struct cl_loss *loss, uint64_t number, uint8_t class)
@@ -39,13 +40,19 @@ static void declare(struct cl_loss *loss, struct cl_sent *sent, uint64_t number,
     lost(argument, &packet);
 }
 
-/* Counts rounds of losses, one per round trip at most: losses may show one by one. */
+/* Counts the rounds of losses, one per round trip at most, and halves what the thresholds have grown by once many of
+ * them were real: a network that reordered for a while must not make every later loss take a window to notice. */
 static void count_round(struct cl_loss *loss, uint64_t lowest, uint64_t next)
 {
     if (lowest < loss->round_ends)
         return;
     loss->round_ends = next;
-    cl_reordering_count_round(loss->reordering);
+    if (++loss->undisputed < CL_LOSS_PERSIST)
+        return;
+    loss->undisputed = 0;
+    loss->packet_threshold -= (loss->packet_threshold - CL_LOSS_PACKET_THRESHOLD + 1) / 2;
+    if (loss->time_shift < CL_LOSS_TIME_SHIFT)
+        loss->time_shift++;
 }
 
 void cl_loss_detect(struct cl_loss *loss, struct cl_sent *sent, const struct cl_rtt *rtt, uint64_t now_us,
@@ -55,15 +62,14 @@ void cl_loss_detect(struct cl_loss *loss, struct cl_sent *sent, const struct cl_
     if (!loss->any_acked)
         return;
     uint64_t rtt_us = rtt->smoothed_us > rtt->latest_us ? rtt->smoothed_us : rtt->latest_us;
-    uint64_t wait_us = cl_reordering_wait_us(loss->reordering, rtt_us), lowest = UINT64_MAX;
-    uint32_t threshold = cl_reordering_threshold(loss->reordering);
+    uint64_t wait_us = rtt_us + (rtt_us >> loss->time_shift) + 1, lowest = UINT64_MAX;
     for (uint64_t number = sent->low; number < loss->largest_acked[0] && number < sent->next; number++) {
         const struct cl_sent_packet *packet = cl_sent_find(sent, number);
         if (packet == NULL)
             continue;
         uint64_t largest = loss->largest_acked[packet->class];
         uint64_t due_us = packet->sent_us + wait_us + (number < largest ? 0 : OVERTAKEN_US);
-        if (number + threshold <= largest || due_us <= now_us) {
+        if (number + loss->packet_threshold <= largest || due_us <= now_us) {
             lowest = lowest == UINT64_MAX ? number : lowest;
             declare(loss, sent, number, lost, argument);
         } else if (due_us < loss->deadline_us) {
@@ -104,11 +110,17 @@ void cl_loss_on_frame(struct cl_loss *loss, const struct cl_ack_frame *frame, cl
         if (!packet->in_flight || !acknowledges(frame, loss->recent_number[i]))
             continue;
         packet->in_flight = false;
+        loss->undisputed = 0;
         loss->share -= 1.0 / CL_LOSS_SHARE_PACKETS;
         if (loss->share < 0)
             loss->share = 0;
-        uint64_t largest = loss->largest_acked[packet->class], number = loss->recent_number[i];
-        cl_reordering_disprove(loss->reordering, largest >= number ? largest - number + 1 : 0);
+        /* from now on, wait longer than this packet needed */
+        uint64_t largest = loss->largest_acked[packet->class], needed = largest - loss->recent_number[i] + 1;
+        if (largest >= loss->recent_number[i] && needed > loss->packet_threshold)
+            loss->packet_threshold =
+                needed < CL_LOSS_PACKET_THRESHOLD_MAX ? (uint32_t)needed : CL_LOSS_PACKET_THRESHOLD_MAX;
+        if (loss->time_shift > 0)
+            loss->time_shift--;
         late(argument, packet);
     }
 }

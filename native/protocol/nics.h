@@ -4,14 +4,12 @@
 #include <stdbool.h>
 
 #include "congestion/congestion.h"
-#include "protocol/reordering.h"
 #include "protocol/timers.h"
 
 enum { CL_NICS_MAX = 8 };
 
 struct cl_nic {
     struct cl_congestion_nic congestion;
-    struct cl_reordering reordering;
     uint64_t turn;           /* smallest `turns` of a peer that waits for it: see peer.h */
     uint64_t repeats_end_us; /* when the repeated packets will have left: see repeat.h */
 };

@@ -5,7 +5,7 @@ void cl_path_init(struct cl_path *path, uint16_t index, struct cl_nic *nic, uint
     static const struct cl_outbox_port NEVER_FULL;
     *path = (struct cl_path){.index = index, .ping = true, .nic = nic, .port = &NEVER_FULL};
     cl_rtt_init(&path->rtt);
-    cl_loss_init(&path->loss, &nic->reordering);
+    cl_loss_init(&path->loss);
     cl_ack_init(&path->ack);
     cl_mtu_init(&path->mtu, datagram_bytes);
     cl_congestion_init(&path->congestion, &nic->congestion, datagram_bytes);

@@ -7,7 +7,6 @@
 #include "tests/check.h"
 
 static struct cl_sent sent;
-static struct cl_reordering reordering;
 static struct cl_loss loss;
 static struct cl_rtt rtt;
 static uint32_t lost_count, late_count;
@@ -31,8 +30,7 @@ static void start(uint32_t count)
 {
     cl_sent_free(&sent);
     sent = (struct cl_sent){0};
-    reordering = (struct cl_reordering){0};
-    cl_loss_init(&loss, &reordering);
+    cl_loss_init(&loss);
     cl_rtt_init(&rtt);
     cl_rtt_update(&rtt, 0, 800, 0, 0);
     lost_count = late_count = 0;
@@ -113,10 +111,11 @@ TEST(test_late_acknowledgement_adapts)
     detect(500);
     CHECK_EQ(lost_count, 18);
     struct cl_ack_frame frame = {.largest = 20, .came_count = 1, .came = {{12, 13}}};
+    uint32_t shift = loss.time_shift;
     cl_loss_on_frame(&loss, &frame, on_late, NULL);
     CHECK_EQ(late_count, 1);
-    CHECK_EQ(cl_reordering_threshold(&reordering), 9); /* 12 would not have been lost */
-    CHECK_EQ(reordering.longer, 1);
+    CHECK_EQ(loss.packet_threshold, 9); /* 12 would not have been lost */
+    CHECK_EQ(loss.time_shift, shift - 1);
     cl_loss_on_frame(&loss, &frame, on_late, NULL);
     CHECK_EQ(late_count, 1); /* once only */
     frame.refused_count = 1;
@@ -153,33 +152,40 @@ TEST(test_many_late_acknowledgements_are_noticed)
     CHECK_EQ(late_count, LATE);
 }
 
-/* Losses of one round trip count as one round, though they show one by one. */
-TEST(test_losses_of_a_round_trip_count_once)
+/* A network that reordered for a while, and then only loses. */
+TEST(test_thresholds_shrink_again)
 {
+    start(0);
+    for (uint32_t i = 1; i < 10; i++)
+        window(20 * i, true);
+    CHECK(loss.packet_threshold > 64);
+    CHECK_EQ(loss.time_shift, 0);
+    for (uint32_t i = 0; i < 10 * CL_LOSS_PERSIST; i++) {
+        if (i == CL_LOSS_PERSIST - 1)
+            CHECK(loss.packet_threshold > 64); /* not at once */
+        window(200, false);
+    }
+    CHECK_EQ(loss.packet_threshold, CL_LOSS_PACKET_THRESHOLD);
+    CHECK_EQ(loss.time_shift, CL_LOSS_TIME_SHIFT);
+}
+
+/* Losses of one round trip count once, and reordering that goes on keeps the thresholds. */
+TEST(test_thresholds_stay_while_the_network_reorders)
+{
+    start(0);
+    window(100, true);
+    uint32_t threshold = loss.packet_threshold;
+    CHECK(threshold > 64);
+    for (uint32_t i = 0; i < 4 * CL_LOSS_PERSIST; i++)
+        window(200, i % CL_LOSS_PERSIST == 0);
+    CHECK(loss.packet_threshold >= threshold);
     start(1000);
-    reordering.more = 100;
-    for (uint32_t number = 200; number < 1000; number++) {
+    loss.packet_threshold = 100;
+    for (uint32_t number = 200; number < 1000; number++) { /* one window, whose losses show one by one */
         acknowledge(number);
         detect(10000 - 1);
     }
-    CHECK_EQ(lost_count, 200);
-    CHECK_EQ(reordering.undisputed, 1);
-    CHECK_EQ(reordering.more, 100);
-}
-
-/* What one path has learned holds for the others of its interface. */
-TEST(test_paths_of_an_interface_share_what_they_learn)
-{
-    start(0);
-    window(60, true);
-    uint32_t before = lost_count;
-    cl_loss_init(&loss, &reordering); /* another path */
-    sent.next = 0;
-    window(60, true);
-    CHECK_EQ(lost_count, before);
-    acknowledge(0);
-    window(70, true);
-    CHECK_EQ(lost_count, before + 1);
+    CHECK_EQ(loss.packet_threshold, 100);
 }
 
 TEST(test_pto)
