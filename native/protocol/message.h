@@ -83,6 +83,12 @@ struct cl_send {
     struct cl_send_partial partial;
 };
 
+/* Of messages that need credit: `send` asked for it before `other`. */
+static inline bool cl_send_is_older(const struct cl_send *send, const struct cl_send *other)
+{
+    return send->granted != UINT32_MAX && other->granted != UINT32_MAX && send->asked_us < other->asked_us;
+}
+
 /* The additional state of a partial receive: see partial.c. All zero in a reliable one. */
 struct cl_receive_partial {
     bool exhausted;             /* the sender has sent every packet once */

@@ -357,7 +357,7 @@ static struct cl_send *balance(struct cl_endpoint *endpoint, struct cl_send *sen
     for (int i = 0; i < PEERS_COMPARED && node != &first->node; i++, node = node->classes[send->priority].next) {
         struct cl_send *other = cl_message_as_send(node->classes[send->priority].sends.first);
         struct cl_peer *peer = endpoint->peers.list[other->message.peer];
-        if (turn_of(endpoint, peer, nic) >= least || must_wait(peer, other))
+        if (turn_of(endpoint, peer, nic) >= least || must_wait(peer, other) || cl_send_is_older(send, other))
             continue;
         struct cl_path *open = cl_spray_through(peer->paths, peer->path_count, nic, wanted, now_us);
         if (open == NULL)

@@ -11,16 +11,11 @@ static struct cl_send *first_of(const struct cl_queue_node *node, int class)
     return cl_message_as_send(node->classes[class].sends.first);
 }
 
-/* Of sends that wait for credit the one that has waited longer. */
-static bool is_older(const struct cl_send *send, const struct cl_send *than)
-{
-    return send->granted != UINT32_MAX && than->granted != UINT32_MAX && send->asked_us < than->asked_us;
-}
-
+/* The node has the last turn; with a message that needs credit, it has its turn before those of younger ones. */
 static void enter(struct cl_queue *queue, struct cl_queue_node *node, int class)
 {
     struct cl_queue_class *own = &node->classes[class];
-    struct cl_queue_node *turn = queue->turn[class], *next = turn; /* it has the last turn */
+    struct cl_queue_node *turn = queue->turn[class], *next = turn;
     own->left = 0;
     if (turn == NULL) {
         own->previous = own->next = node;
@@ -28,17 +23,22 @@ static void enter(struct cl_queue *queue, struct cl_queue_node *node, int class)
         queue->classes = (uint16_t)(queue->classes | 1u << class);
         return;
     }
-    if (is_older(first_of(node, class), first_of(turn, class))) {
-        if (cl_queue_turn_begins(queue))
-            queue->turn[class] = node;
-        else
-            next = turn->classes[class].next;
+    bool at_once = false;
+    while (!at_once) {
+        struct cl_queue_node *previous = next->classes[class].previous;
+        if (!cl_send_is_older(first_of(node, class), first_of(previous, class)) ||
+            (previous == turn && !cl_queue_turn_begins(queue)))
+            break;
+        at_once = previous == turn;
+        next = previous;
     }
     struct cl_queue_class *next_own = &next->classes[class];
     own->next = next;
     own->previous = next_own->previous;
     own->previous->classes[class].next = node;
     next_own->previous = node;
+    if (at_once)
+        queue->turn[class] = node;
 }
 
 static void leave(struct cl_queue *queue, struct cl_queue_node *node, int class)
@@ -58,7 +58,9 @@ static void leave(struct cl_queue *queue, struct cl_queue_node *node, int class)
 
 static bool goes_before(const struct cl_send *send, const struct cl_send *other)
 {
-    return send->order != other->order ? send->order < other->order : is_older(send, other);
+    if (send->order != other->order)
+        return send->order < other->order;
+    return !other->lost.count && cl_send_is_older(send, other);
 }
 
 void cl_queue_push(struct cl_queue *queue, struct cl_queue_node *node, struct cl_send *send, bool first)
@@ -74,7 +76,7 @@ void cl_queue_push(struct cl_queue *queue, struct cl_queue_node *node, struct cl
         return;
     if (former == NULL) {
         enter(queue, node, send->priority);
-    } else if (before == NULL && is_older(send, former) && queue->turn[send->priority] != node) {
+    } else if (before == NULL && cl_send_is_older(send, former) && queue->turn[send->priority] != node) {
         leave(queue, node, send->priority);
         enter(queue, node, send->priority);
     }
@@ -110,6 +112,12 @@ void cl_queue_sent(struct cl_queue *queue, struct cl_queue_node *node, const str
     bool again = own->left >= limit;
     own->left -= again ? limit : 0;
     cl_queue_give_turn(queue, again ? node : own->next, send->priority);
+    if (again || send->granted == UINT32_MAX || own->next == node)
+        return;
+    left = own->left;
+    leave(queue, node, send->priority);
+    enter(queue, node, send->priority); /* before the younger ones */
+    own->left = left;
 }
 
 void cl_queue_block(struct cl_queue *queue, struct cl_queue_node *node, uint8_t class)

@@ -74,11 +74,11 @@ TEST(test_older_messages_that_need_credit_go_next)
     cl_queue_push(&queue, &nodes[2], &sends[2][0], false);
     for (int i = 1; i < CL_QUEUE_TURN; i++)
         CHECK_EQ(send_one(), 0);
-    for (int i = 0; i < CL_QUEUE_TURN; i++)
+    for (int i = 0; i < 3 * CL_QUEUE_TURN; i++)
         CHECK_EQ(send_one(), 2);
+    cl_queue_remove(&queue, &nodes[2], &sends[2][0]); /* it waits for its next part */
     for (int i = 0; i < CL_QUEUE_TURN; i++)
         CHECK_EQ(send_one(), 1);
-    cl_queue_remove(&queue, &nodes[2], &sends[2][0]);
     cl_queue_push(&queue, &nodes[2], &sends[2][0], false); /* no turn has begun: it has this one */
     CHECK_EQ(send_one(), 2);
 }
@@ -106,6 +106,30 @@ TEST(test_older_messages_to_a_peer_that_waits)
     sends[2][3].asked_us = 0;
     cl_queue_push(&queue, &nodes[2], &sends[2][3], false);
     CHECK(cl_queue_next(&queue) == &sends[2][2]);
+}
+
+/* Nobody goes before a message that needs no credit, unless its turn comes first anyway. */
+TEST(test_messages_that_need_no_credit_are_not_overtaken)
+{
+    start();
+    ask(&sends[0][0], 20);
+    ask(&sends[2][0], 10);
+    for (int i = 0; i < PEERS; i++)
+        cl_queue_push(&queue, &nodes[i], &sends[i][0], false);
+    for (int i = 0; i < 3 * PEERS * CL_QUEUE_TURN; i++)
+        CHECK_EQ(send_one(), i / CL_QUEUE_TURN % PEERS);
+}
+
+/* Lost packets go first, also before an older message. */
+TEST(test_lost_packets_go_before_older_messages)
+{
+    start();
+    ask(&sends[0][0], 20);
+    ask(&sends[0][1], 10);
+    sends[0][0].lost.count = 1;
+    cl_queue_push(&queue, &nodes[0], &sends[0][0], true);
+    cl_queue_push(&queue, &nodes[0], &sends[0][1], false);
+    CHECK(cl_queue_next(&queue) == &sends[0][0]);
 }
 
 /* The order that the caller gives counts more. */
