@@ -114,6 +114,7 @@ TEST(test_messages_that_need_no_credit_are_not_overtaken)
     start();
     ask(&sends[0][0], 20);
     ask(&sends[2][0], 10);
+    sends[1][0].asked_us = 30; /* of no meaning */
     for (int i = 0; i < PEERS; i++)
         cl_queue_push(&queue, &nodes[i], &sends[i][0], false);
     for (int i = 0; i < 3 * PEERS * CL_QUEUE_TURN; i++)
