@@ -38,8 +38,8 @@ LIMIT_MS = 60
 """Limit of virtual time; longer runs count as unfinished. Background traffic takes most of the work."""
 
 CREDIT_KIB = 256
-"""What a port grants: 1.5 times the rate of a link in a round trip of 14 us. The empty spine has one of 9.4 us; packets
-wait beside other traffic."""
+"""What a port grants. 1.5 times what a link carries in a round trip of the empty fabric are 176 KiB. Beside other
+traffic packets wait, and 256 KiB do better: see docs/fabric.md."""
 
 TRANSPORTS: dict[str, tuple[str, dict[str, Any]]] = {
     "dctcp": ("DCTCP", {"transport": "dctcp"}),

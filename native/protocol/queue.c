@@ -11,7 +11,8 @@ static struct cl_send *first_of(const struct cl_queue_node *node, int class)
     return cl_message_as_send(node->classes[class].sends.first);
 }
 
-/* The node has the last turn; with a message that needs credit, it has its turn before those of younger ones. */
+/* Gives the node the last turn. If its first message needs credit, its turn comes before those of younger ones, but not
+ * before a turn that has begun. */
 static void enter(struct cl_queue *queue, struct cl_queue_node *node, int class)
 {
     struct cl_queue_class *own = &node->classes[class];
@@ -56,6 +57,7 @@ static void leave(struct cl_queue *queue, struct cl_queue_node *node, int class)
     own->previous = own->next = NULL;
 }
 
+/* Of two messages to one peer. */
 static bool goes_before(const struct cl_send *send, const struct cl_send *other)
 {
     if (send->order != other->order)
@@ -114,9 +116,9 @@ void cl_queue_sent(struct cl_queue *queue, struct cl_queue_node *node, const str
     cl_queue_give_turn(queue, again ? node : own->next, send->priority);
     if (again || send->granted == UINT32_MAX || own->next == node)
         return;
-    left = own->left;
+    left = own->left; /* enter() forgets it */
     leave(queue, node, send->priority);
-    enter(queue, node, send->priority); /* before the younger ones */
+    enter(queue, node, send->priority);
     own->left = left;
 }
 

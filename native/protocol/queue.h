@@ -3,15 +3,15 @@
  *
  * Priority is strict over all messages of the endpoint, packet by packet. Within a class the peers take turns, and the
  * messages of a peer go by their order: the smallest first, equal ones first in, first out. A message with lost packets
- * goes before all that wait. Of two messages that need credit (credit.h), the one that asked for it first has its turns
- * first: credit comes in parts, the next one when the last one has arrived, and if each part waited for a turn of all
+ * goes before all that wait. Of messages that need credit (credit.h), the one that asked for it first has its turns
+ * first. Credit comes in parts, the next part when the last one has arrived. If each part waited for a turn of all
  * peers, results would overtake contributions, for which others wait. Nobody goes before a message that needs no
- * credit: where one waits, all have equal turns. The packets of a turn leave as one super-packet (wire/udp.c): that is
- * much cheaper, so on fast links a turn is longer, as the caller says. A short packet, the last one of most messages,
- * ends the super-packet: if less than half of a long turn is left then, the turn ends, too, and the peer has the rest
- * later, as a further turn. One packet in CL_QUEUE_GUARD is the guard's: it goes to the least urgent class with data,
- * so that no class starves. A blocked peer (no window, no tokens) has no turns until it is unblocked: it costs nothing
- * and delays nobody. A class may be blocked while more urgent classes of the same peer are not.
+ * credit, so all peers behind it keep their turns. The packets of a turn leave as one super-packet (wire/udp.c): that
+ * is much cheaper, so on fast links a turn is longer, as the caller says. A short packet, the last one of most
+ * messages, ends the super-packet: if less than half of a long turn is left then, the turn ends, too, and the peer has
+ * the rest later, as a further turn. One packet in CL_QUEUE_GUARD is the guard's: it goes to the least urgent class
+ * with data, so that no class starves. A blocked peer (no window, no tokens) has no turns until it is unblocked: it
+ * costs nothing and delays nobody. A class may be blocked while more urgent classes of the same peer are not.
  */
 #pragma once
 

@@ -3,7 +3,7 @@
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
@@ -31,13 +31,18 @@ def engine(which: str) -> Engine:
 @contextmanager
 def deaf(which: str) -> Iterator[None]:
     """The firewall of this host drops what comes for one engine of this process."""
-    ports = ",".join(str(port["port"]) for port in engine(which).ports.entries if not port["loopback"])
-    rule = f"INPUT -p udp -m multiport --dports {ports} -j DROP"
-    subprocess.run(f"iptables -A {rule}".split(), check=True, capture_output=True)
+    ports = [port["port"] for port in engine(which).ports.entries]
+    _firewall("-A", ports)
     try:
         yield
     finally:
-        subprocess.run(f"iptables -D {rule}".split(), check=True, capture_output=True)
+        _firewall("-D", ports)
+
+
+def _firewall(action: str, ports: list[int]) -> None:
+    for port in ports:
+        command = f"iptables {action} INPUT -p udp --dport {port} -j DROP"
+        subprocess.run(command.split(), check=True, capture_output=True)
 
 
 def _loses(rank: int, size: int, which: str) -> tuple[Seen, Seen]:
@@ -45,16 +50,15 @@ def _loses(rank: int, size: int, which: str) -> tuple[Seen, Seen]:
     dist.all_reduce(torch.ones(LONG))
     dist.barrier()
 
-    def reduce(numel: int) -> None:
+    def reduce() -> None:
         end = time.monotonic() + PEER_TIMEOUT_S + SLACK_S
         while time.monotonic() < end:
-            dist.all_reduce(torch.ones(numel))
+            dist.all_reduce(torch.ones(LONG))
 
-    if rank != 1:
-        return witness(lambda: reduce(LONG)), witness(lambda: dist.all_reduce(torch.ones(1)))
-    with deaf(which):
-        mark()
-        return witness(lambda: reduce(LONG)), witness(lambda: dist.all_reduce(torch.ones(1)))
+    with deaf(which) if rank == 1 else nullcontext():
+        if rank == 1:
+            mark()
+        return witness(reduce), witness(lambda: dist.all_reduce(torch.ones(1)))
 
 
 @pytest.mark.parametrize("which", ["first", "second"])
