@@ -65,14 +65,15 @@ __all__ = [  # all that other folders may use of settings
 _NAME = text("name", "use a name, as verbs")
 _REPLACED = Kind("`gloo`", "use gloo, or nothing", lambda value: value if value in ("", "gloo") else None)
 _SIGNAL = Kind("`usr1`, `usr2`", "use usr1 or usr2", lambda value: value if value in ("", "usr1", "usr2") else None)
-_PORT = numbers("port", 1024, 65535, "0 (none), or 1024 to 65535", zero=True, is_whole=True)
+_PORT = numbers("port", 1024, 65535, "0 (none), or 1024 to 65535", also=(0,), is_whole=True)
 _SOCKETS = numbers("sockets", 1, 8, "1 to 8", is_whole=True)
 _THREADS = numbers("threads", 1, 2, "1 or 2", is_whole=True)
 _SECONDS = numbers("seconds", 0.1, 86400, "0.1 to 86400")
-_SECONDS_OR_NEVER = numbers("seconds", 0.1, 86400, "0 (never), or 0.1 to 86400", zero=True)
-_PACKET = numbers("bytes", 576, 65535, "0 (automatic), or 576 to 65535", zero=True, is_whole=True)
-_CREDIT = numbers("bytes", 16384, 1 << 30, "0 (off), or 16384 to 1073741824", zero=True, is_whole=True)
-_PINNED = numbers("bytes", 1 << 20, 1 << 50, "0 (automatic), or 1048576 and more", zero=True, is_whole=True)
+_SECONDS_OR_NEVER = numbers("seconds", 0.1, 86400, "0 (never), or 0.1 to 86400", also=(0,))
+_PACKET = numbers("bytes", 576, 65535, "0 (automatic), or 576 to 65535", also=(0,), is_whole=True)
+_CREDIT_SPAN = "0 (off), 1 (derived), or 16384 to 1073741824"
+_CREDIT = numbers("bytes", 16384, 1 << 30, _CREDIT_SPAN, also=(0, 1), is_whole=True)
+_PINNED = numbers("bytes", 1 << 20, 1 << 50, "0 (automatic), or 1048576 and more", also=(0,), is_whole=True)
 _PREFIX = "COMMLAYER_"
 
 PROCESS = "process"
@@ -157,8 +158,9 @@ class Config:
         int,
         _CREDIT,
         "experimental: between hosts, a receiver tells its senders how much each may send, so that no more than this "
-        "is on its way to it. Meant for many senders to one port of switches with short buffers; an all-to-all gets "
-        "slower. 0: off. See [fabric.md](fabric.md#receiver-credit)",
+        "is on its way to its host. 1: the engine derives the number from the rates and round trips of its links. "
+        "Meant for many senders to one port of switches with short buffers, above 10 Gbit/s; an all-to-all gets "
+        "slower, on links of up to 1 Gbit/s by 4 to 53 %. 0: off. See [fabric.md](fabric.md#receiver-credit)",
         COMMON,
     ] = 0
     mtu: Annotated[
@@ -335,7 +337,7 @@ class Ddp:
     ] = 0
     bucket_mb: Annotated[
         float,
-        numbers("MiB", 0.1, 4096, "0 (DDP's own), or 0.1 to 4096", zero=True),
+        numbers("MiB", 0.1, 4096, "0 (DDP's own), or 0.1 to 4096", also=(0,)),
         "`bucket_cap_mb` of models to which the script gives none",
     ] = 0.0
 

@@ -49,12 +49,14 @@ class Kind:
         return found
 
 
-def numbers(unit: str, least: float, most: float, span: str, *, zero: bool = False, is_whole: bool = False) -> Kind:
-    """Numbers from `least` to `most`, and 0 with `zero`; `span` says so in words."""
+def numbers(
+    unit: str, least: float, most: float, span: str, *, also: Sequence[float] = (), is_whole: bool = False
+) -> Kind:
+    """Numbers from `least` to `most`, and those in `also`; `span` says so in words."""
 
     def plain(value: object) -> float | None:
         found = whole(value, -1) if is_whole else number(value)
-        return found if least <= found <= most or (zero and found == 0) else None
+        return found if least <= found <= most or found in also else None
 
     def read(text: str) -> object:
         try:

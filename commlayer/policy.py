@@ -59,7 +59,7 @@ CLASS = numbers("class", 0, PRIORITIES - 1, f"0 (most urgent) to {PRIORITIES - 1
 _STEPS = numbers("steps", 0, 10**9, "0 to 1000000000", is_whole=True)
 _CODEC = _codecs(("none", "f16", "bf16", "int8", "int4-int8", "int4", "sign", "auto"))
 _LOSS_SPAN = f"0 (no loss), or {LOSS_BOUND_LEAST:f} to {LOSS_BOUND_MAX}"
-LOSS_BOUND = numbers("share of packets", LOSS_BOUND_LEAST, LOSS_BOUND_MAX, _LOSS_SPAN, zero=True)
+LOSS_BOUND = numbers("share of packets", LOSS_BOUND_LEAST, LOSS_BOUND_MAX, _LOSS_SPAN, also=(0,))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,6 +21,7 @@ struct cl_told {
     uint64_t lost;                            /* bytes, in full packets, that it knows to be lost */
     uint64_t capacity;                        /* bytes per second, of the link; 0: it does not know yet */
     uint32_t depth_us;                        /* the room in the queue that it uses; 0: it does not know yet */
+    uint64_t owed;                            /* bytes on their way to it, as it granted them: protocol/budget.h */
 };
 
 struct cl_neighbour_state {

@@ -174,6 +174,7 @@ static struct cl_told read_line(const struct cl_meter_line *line)
 {
     struct cl_told told = {.lost = load(&line->lost),
                            .capacity = load(&line->capacity),
+                           .owed = load(&line->owed),
                            .depth_us = atomic_load_explicit(&line->depth_us, memory_order_relaxed)};
     for (uint32_t i = 0; i < CL_METER_COUNTERS; i++)
         told.bytes[i] = load(&line->bytes[i]);
@@ -220,6 +221,7 @@ void cl_peers_tell_neighbours(const struct cl_peers *peers, const struct cl_mete
             store(&line->bytes[j], told.bytes[j]);
         store(&line->lost, told.lost);
         store(&line->capacity, told.capacity);
+        store(&line->owed, told.owed);
         atomic_store_explicit(&line->depth_us, told.depth_us, memory_order_relaxed);
     }
 }

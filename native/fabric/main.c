@@ -52,7 +52,7 @@ static const struct option {
     NUMBER(sprays, "dlcp: 1: the switches choose a spine for each packet, 0: for each path"),
     NUMBER(priorities, "dlcp: 0: one class for all"),
     NUMBER(selective, "dlcp: 0: switches do not drop droppable packets first"),
-    NUMBER(credit_kib, "dlcp: that a host grants; 0: no credit"),
+    NUMBER(credit_kib, "dlcp: that a host grants; 0: no credit; -1: derived"),
     NUMBER(unscheduled_kib, "dlcp: of each message, that leave without credit"),
     NUMBER(loss_bound, "dlcp: share of the packets that a partial message may lose"),
     NUMBER(load, "of the background, as share of the hosts' links"),
@@ -148,7 +148,8 @@ static void begin(struct run *run)
                                    .tick_ns = (uint32_t)o->tick_ns,
                                    .sprays = o->sprays != 0,
                                    .priorities = o->priorities != 0,
-                                   .credit_bytes = (uint64_t)(o->credit_kib * 1024),
+                                   .credit_bytes =
+                                       o->credit_kib < 0 ? CL_CREDIT_DERIVED : (uint64_t)(o->credit_kib * 1024),
                                    .unscheduled_bytes = (uint32_t)(o->unscheduled_kib * 1024),
                                    .rate_control = o->rate_control,
                                    .selective = o->selective != 0};

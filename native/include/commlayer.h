@@ -218,8 +218,10 @@ struct cl_engine_options {
     uint32_t dscp;                  /* udp: not 0: DSCP by priority, and ECN-capable unless a packet may be lost */
     const char *ofi_provider;       /* ofi: name of libfabric's provider; NULL or empty: its first */
     uint32_t port_first, port_last; /* udp: each socket gets the first free port of this range; 0: the kernel chooses */
-    uint64_t credit_bytes;          /* that peers may have on their way here, of what waits for credit; 0: no credit */
+    uint64_t credit_bytes;          /* that peers may have on their way to this host, of what waits for credit; 0: no
+                                     * credit */
 };
+enum { CL_CREDIT_DERIVED = 1 }; /* as credit_bytes: from the links' rates and round trips */
 
 int cl_engine_open(const struct cl_engine_options *options, cl_engine **engine);
 /* Aborts operations in flight, lingers briefly for peers that still need acknowledgements, and joins the thread. */

@@ -18,7 +18,7 @@ enum {
 /* One interface, on cache lines of its own. */
 struct cl_meter_line {
     _Alignas(64) _Atomic uint64_t key; /* 0: none */
-    _Atomic uint64_t bytes[CL_METER_COUNTERS], lost, capacity;
+    _Atomic uint64_t bytes[CL_METER_COUNTERS], lost, capacity, owed;
     _Atomic uint32_t depth_us;
 };
 

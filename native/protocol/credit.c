@@ -49,6 +49,17 @@ void cl_credit_sent(struct cl_endpoint *endpoint, const struct cl_send *send)
 
 /* ---- receiver ---- */
 
+void cl_credit_measured(struct cl_endpoint *endpoint, const struct cl_rtt *rtt)
+{
+    if (!endpoint->budget.derived || !rtt->any)
+        return;
+    double capacity = 0;
+    for (uint16_t i = 0; i < endpoint->nics.count; i++)
+        capacity += (double)cl_congestion_nic_tell(&endpoint->nics.list[i].congestion).capacity;
+    /* the grant waits in the sender's host, and its packets in this one; both hosts run the same engine */
+    cl_budget_measure(&endpoint->budget, capacity, cl_rtt_base_us(rtt) + 2.0 * rtt->host_us);
+}
+
 /* Nothing is left to grant, and nothing is owed. */
 static void settle(struct cl_ledger *ledger, struct cl_receive *receive)
 {
@@ -68,7 +79,7 @@ static uint64_t patience_us(const struct cl_endpoint *endpoint, const struct cl_
 /* Packets that a message may owe: those of one grant, or, where few messages wait, up to all of the budget. */
 static uint32_t most_owed(const struct cl_endpoint *endpoint, const struct cl_receive *receive, uint32_t quantum)
 {
-    uint64_t share = endpoint->config.credit_bytes / endpoint->ledger.count / receive->message.packet_bytes;
+    uint64_t share = cl_budget_share(&endpoint->budget) / endpoint->ledger.count / receive->message.packet_bytes;
     return share < quantum ? quantum : share < UINT32_MAX / 2 ? (uint32_t)share : UINT32_MAX / 2;
 }
 
@@ -90,7 +101,7 @@ static void write_off(struct cl_ledger *ledger, struct cl_receive *receive)
 static bool has_room(const struct cl_endpoint *endpoint)
 {
     uint64_t owed = endpoint->ledger.owed_bytes;
-    return owed == 0 || owed + GRANT_BYTES <= endpoint->config.credit_bytes;
+    return owed == 0 || owed + GRANT_BYTES <= cl_budget_share(&endpoint->budget);
 }
 
 static void grant(struct cl_endpoint *endpoint, uint64_t now_us)

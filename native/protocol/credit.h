@@ -1,6 +1,7 @@
 /*
- * Credit: a receiver grants its senders the packets that they may send, so that no more than a budget is on its way to
- * its interfaces, however many send to it (after SIRD: Prasopoulos et al., NSDI 2025). Windows still limit each path.
+ * Credit: a receiver grants its senders the packets that they may send, so that no more than a budget (budget.h) is on
+ * its way to its interfaces, however many send to it (after SIRD: Prasopoulos et al., NSDI 2025). Windows still limit
+ * each path.
  *
  * A sender with a message ready sends a REQUEST, which says how many packets leave without credit. The receiver answers
  * with GRANTs: the packets of one message before a number. They are cumulative, so a repeated or late one does no harm,
@@ -22,6 +23,7 @@
 struct cl_endpoint;
 struct cl_peer;
 struct cl_packet;
+struct cl_rtt;
 
 /* ---- sender ---- */
 
@@ -33,6 +35,9 @@ void cl_credit_sent(struct cl_endpoint *endpoint, const struct cl_send *send);
 struct cl_send *cl_credit_on_grant(struct cl_endpoint *endpoint, struct cl_peer *peer, const struct cl_packet *packet);
 
 /* ---- receiver ---- */
+
+/* An acknowledgement has measured a path: that may change a derived budget. */
+void cl_credit_measured(struct cl_endpoint *endpoint, const struct cl_rtt *rtt);
 
 /* A REQUEST for this receive came, which may not be posted yet; unscheduled: packets that leave without credit. */
 void cl_credit_on_request(struct cl_endpoint *endpoint, struct cl_receive *receive, uint32_t unscheduled,

@@ -23,6 +23,7 @@ int cl_endpoint_create(const struct cl_endpoint_config *config, struct cl_endpoi
     made->seal = (struct cl_seal){config->auth, config->job, cl_siphash_key(config->key), &made->nh};
     cl_packet_expand_key(&made->nh, &made->seal.key);
     made->payload_bytes = cl_packet_payload_bytes(config->datagram_bytes);
+    cl_budget_init(&made->budget, config->credit_bytes);
     cl_unexpected_init(&made->unexpected, config->unexpected_limit_bytes, made->payload_bytes);
     *endpoint = made;
     return CL_OK;
@@ -140,19 +141,24 @@ struct cl_told cl_endpoint_tell(const struct cl_endpoint *endpoint, uint32_t int
 {
     if (interface >= endpoint->nics.count)
         return (struct cl_told){0};
-    return cl_congestion_nic_tell(&endpoint->nics.list[interface].congestion);
+    struct cl_told told = cl_congestion_nic_tell(&endpoint->nics.list[interface].congestion);
+    told.owed = endpoint->ledger.owed_bytes;
+    return told;
 }
 
 void cl_endpoint_hear(struct cl_endpoint *endpoint, uint32_t interface, uint32_t neighbour, const struct cl_told *told,
                       uint64_t now_us)
 {
-    if (interface < endpoint->nics.count)
-        cl_congestion_nic_hear(&endpoint->nics.list[interface].congestion, neighbour, told, now_us);
+    if (interface >= endpoint->nics.count)
+        return;
+    cl_congestion_nic_hear(&endpoint->nics.list[interface].congestion, neighbour, told, now_us);
+    cl_budget_hear(&endpoint->budget, neighbour, told->owed);
 }
 
 bool cl_endpoint_heard(struct cl_endpoint *endpoint, uint64_t now_us)
 {
     bool shared = false;
+    cl_budget_heard(&endpoint->budget);
     for (uint32_t i = 0; i < endpoint->nics.count; i++)
         shared |= cl_congestion_nic_heard(&endpoint->nics.list[i].congestion, now_us);
     return shared;

@@ -13,7 +13,7 @@ struct cl_endpoint_config {
     uint16_t epoch;                /* the life of the job, carried by every packet, to tell packets of former lives */
     uint32_t datagram_bytes;       /* largest UDP payload, header included (1472 for MTU 1500) */
     uint64_t peer_timeout_us;      /* a peer that is waited for is lost after so long without an answer; 0: 3 s */
-    uint64_t credit_bytes;         /* most bytes on their way here, as granted: see credit.h; 0: any */
+    uint64_t credit_bytes;         /* most bytes on their way here, as granted: see budget.h; 0: any */
     const char *rate_control;      /* name: see congestion/congestion.h; NULL: the product's */
     size_t unexpected_limit_bytes; /* limit of the memory for packets that came before their receive was posted */
 };

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "protocol/announcements.h"
+#include "protocol/budget.h"
 #include "protocol/closed_groups.h"
 #include "protocol/endpoint_config.h"
 #include "protocol/ledger.h"
@@ -30,6 +31,7 @@ struct cl_endpoint {
     struct cl_table table;
     struct cl_queue queue;
     struct cl_ledger ledger;
+    struct cl_budget budget;
     struct cl_outbox outbox;
     struct cl_unexpected unexpected;
     struct cl_index unposted; /* receives of collectives that are not posted, by operation */

@@ -105,7 +105,7 @@ static enum answer on_request(struct cl_endpoint *endpoint, struct cl_peer *peer
     struct cl_message_id id = {packet->group, packet->sequence, packet->index};
     struct cl_receive *receive = cl_table_find_receive(&endpoint->table, peer->id, &id);
     const struct cl_closed_group *closed = cl_closed_groups_find(&endpoint->closed, packet->group);
-    if (packet->group & CL_GROUP_P2P || endpoint->config.credit_bytes == 0)
+    if (packet->group & CL_GROUP_P2P || endpoint->budget.bytes == 0)
         return FOREIGN; /* no peer with the same settings asks */
     if (closed != NULL && closed->reason) {
         cl_peer_list_tell(&endpoint->peers, peer, CL_PACKET_ABORT,
@@ -168,6 +168,7 @@ static bool on_ack(struct cl_endpoint *endpoint, struct cl_peer *peer, struct cl
     if (!cl_path_on_ack(path, packet, payload, received_us, now_us, &callbacks))
         return false;
     endpoint->stats.acks_received++;
+    cl_credit_measured(endpoint, &path->rtt);
     cl_queue_unblock(&endpoint->queue, &peer->node);
     cl_endpoint_arm(endpoint, peer, cl_path_deadline_us(path));
     return true;

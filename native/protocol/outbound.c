@@ -47,7 +47,7 @@ static void send_ack(struct cl_endpoint *endpoint, struct cl_peer *peer, struct 
     uint64_t number = path->ack.written;
     cl_ack_write(&path->ack, &packet, out->head + CL_PACKET_HEAD_BYTES, now_us);
     struct cl_congestion_port port = {0}; /* credit keeps the port's queue short, and shares it */
-    if (endpoint->config.credit_bytes == 0)
+    if (endpoint->budget.bytes == 0)
         port = cl_congestion_nic_port(&path->nic->congestion, now_us);
     cl_ack_write_port(out->head + CL_PACKET_HEAD_BYTES, port.rate, port.senders);
     out->head_length = (uint16_t)(CL_PACKET_HEAD_BYTES + packet.length);

@@ -60,6 +60,7 @@ void cl_rtt_update(struct cl_rtt *rtt, uint64_t sent_us, uint64_t received_us, u
         rtt->variation_us = weigh(rtt->variation_us, change_us, 4);
         rtt->smoothed_us = weigh(rtt->smoothed_us, whole_us, 8);
     }
+    rtt->host_us = rtt->any ? weigh(rtt->host_us, host_delay_us, 8) : host_delay_us;
     rtt->any = true;
 
     int64_t network_us = whole_us > host_delay_us ? whole_us - host_delay_us : 0;

@@ -28,6 +28,7 @@ struct cl_rtt {
     uint32_t variation_us;
     uint32_t latest_us;
     uint32_t queue_us; /* the queueing delay of the latest sample */
+    uint32_t host_us;  /* how long acknowledgements lay in the peer, smoothed */
     bool any;
     struct cl_minimum network; /* round trip without host delay */
     struct cl_minimum one_way;

@@ -40,6 +40,9 @@ void sim_wiring_draw(struct sim_wiring *wiring, uint64_t seed, uint32_t world, u
     bool all = sim_random_chance(&random, 0.7);
     for (uint32_t i = 0; i < world; i++)
         wiring->credit_bytes[i] = all || sim_random_chance(&random, 0.5) ? budget : 0;
+    bool derived = sim_random_chance(&random, 0.3);
+    for (uint32_t i = 0; derived && i < world; i++)
+        wiring->credit_bytes[i] = wiring->credit_bytes[i] > 0 ? CL_CREDIT_DERIVED : 0;
 }
 
 void sim_wiring_free(struct sim_wiring *wiring)

@@ -10,15 +10,20 @@ enum { SENDERS = 7, BYTES = 256 << 10, BUDGET = 64 << 10, LINK_MBIT = 1000 };
 
 static uint8_t data[BYTES], target[SENDERS + 1][BYTES];
 
-static struct network *start_on(uint64_t budget, uint16_t paths)
+static void grant_all(struct network *network, uint64_t budget)
 {
-    struct network *network = network_new(SENDERS + 1, paths, LINK_MBIT, 2000, 64 << 20, 1);
     for (uint32_t i = 0; budget > 0 && i < network->host_count; i++) {
-        network->hosts[i].endpoint->config.credit_bytes = budget;
+        cl_budget_init(&network->hosts[i].endpoint->budget, budget);
         for (uint16_t peer = 0; peer < network->host_count; peer++)
             if (peer != i)
                 CHECK_EQ(cl_endpoint_credit_peer(network->hosts[i].endpoint, peer, 0), CL_OK);
     }
+}
+
+static struct network *start_on(uint64_t budget, uint16_t paths)
+{
+    struct network *network = network_new(SENDERS + 1, paths, LINK_MBIT, 2000, 64 << 20, 1);
+    grant_all(network, budget);
     for (uint32_t i = 0; i < BYTES; i++)
         data[i] = (uint8_t)(i * 31 + i / 251);
     return network;
@@ -64,6 +69,42 @@ TEST(test_a_budget_keeps_the_port_short)
 {
     CHECK(overflows(0) > 0);
     CHECK_EQ(overflows(BUDGET), 0);
+}
+
+/* Four ranks of one host are sent to by those of three others. Gives the most that they were owed together. */
+static uint64_t owed_together(bool told, uint64_t *lost)
+{
+    enum { RANKS = 4, HOSTS = 4 };
+    static uint8_t targets[HOSTS * RANKS][BYTES];
+    SCOPED_NETWORK *network = network_new(HOSTS * RANKS, 1, LINK_MBIT, 2000, 64 << 20, 1);
+    network->ranks = told ? RANKS : 1;
+    grant_all(network, BUDGET);
+    for (uint16_t from = RANKS; from < HOSTS * RANKS; from++) {
+        struct cl_message_id id = {1, 1, from};
+        struct network_message message = {from, from % RANKS, id, data, targets[from], BYTES, {.priority = 4}};
+        network_post(network, message);
+    }
+    uint64_t most = 0, completed = 0;
+    while (completed < (HOSTS - 1) * RANKS && network_step(network, network_now_us(network) + 10000000)) {
+        uint64_t owed = completed = 0;
+        for (uint32_t i = 0; i < RANKS; i++) {
+            owed += network->hosts[i].endpoint->ledger.owed_bytes;
+            completed += network->hosts[i].completed;
+        }
+        most = owed > most ? owed : most;
+    }
+    CHECK_EQ(completed, (HOSTS - 1) * RANKS);
+    *lost = network_overflows(network);
+    return most;
+}
+
+TEST(test_the_ranks_of_a_host_share_its_budget)
+{
+    uint64_t lost;
+    uint64_t alone = owed_together(false, &lost), together = owed_together(true, &lost);
+    printf("   owed together: %u bytes, of hosts of their own %u\n", (unsigned)together, (unsigned)alone);
+    CHECK(alone > 3 * BUDGET);
+    CHECK(together <= 2 * BUDGET); /* all began at once, when none knew of others */
 }
 
 static uint8_t kind_of(const struct cl_datagram *datagram)
