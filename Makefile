@@ -299,7 +299,7 @@ define run_native
 @echo '$(1): $(words $(3)) passed'
 endef
 native-test: $(NATIVE_TESTS) ## the C tests: plain, under ASan and UBSan, and those with threads under TSan
-	$(call run_native,native,$(CALM) timeout 120,$^)
+	$(call run_native,native,$(CALM) timeout 300,$^)
 
 QEMU_AARCH64 ?= qemu-aarch64-static -L /usr/aarch64-linux-gnu
 AARCH64_TESTS := $(filter-out test_host,$(C_TESTS)) # qemu-user lacks process_vm_readv
