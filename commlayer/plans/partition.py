@@ -19,10 +19,6 @@ SEGMENT_LIMIT = 256
 """A plan gets longer segments rather than more than this, so that its size and build time stay small."""
 
 
-UNITS_LEAST = 8
-"""Parts of fewer units are cut between units no more: they would differ by more than an eighth."""
-
-
 class Range(NamedTuple):
     """Consecutive bytes of a buffer."""
 
@@ -30,17 +26,14 @@ class Range(NamedTuple):
     length: int
 
 
-def partition(whole: Range, parts: int, itemsize: int, weights: Sequence[int] = (), *, unit: int = 0) -> list[Range]:
+def partition(whole: Range, parts: int, itemsize: int, weights: Sequence[int] = ()) -> list[Range]:
     """Cuts a range of whole elements into `parts` consecutive ranges, as equal as alignment allows. With `weights`, one
-    for each part, the lengths are in their proportion. With a `unit` of so many bytes, cuts are between units if the
-    parts are long enough.
+    for each part, the lengths are in their proportion.
 
     With too few elements the last ranges are empty, and those of weight 0 always.
     """
     granule = itemsize
-    if unit and unit % itemsize == 0 and whole.length >= parts * UNITS_LEAST * unit:
-        granule = unit
-    elif ALIGNMENT_BYTES % itemsize == 0 and whole.length >= parts * ALIGNMENT_BYTES:
+    if ALIGNMENT_BYTES % itemsize == 0 and whole.length >= parts * ALIGNMENT_BYTES:
         granule = ALIGNMENT_BYTES
     count = -(-whole.length // granule)
     if weights:
@@ -58,12 +51,11 @@ def partition(whole: Range, parts: int, itemsize: int, weights: Sequence[int] = 
     return ranges
 
 
-def longest_whole(parts: int, weights: Sequence[int] = (), *, unit: int = 0) -> int:
+def longest_whole(parts: int, weights: Sequence[int] = ()) -> int:
     """The longest range, in bytes, of which no part is longer than a message may be; arguments as of `partition`."""
-    limit_bytes = MESSAGE_LIMIT_BYTES - -(-unit // ALIGNMENT_BYTES) * ALIGNMENT_BYTES  # parts are rounded up to units
     if not weights:
-        return limit_bytes * parts
-    return limit_bytes * sum(weights) // max(weights) // ALIGNMENT_BYTES * ALIGNMENT_BYTES
+        return MESSAGE_LIMIT_BYTES * parts
+    return MESSAGE_LIMIT_BYTES * sum(weights) // max(weights) // ALIGNMENT_BYTES * ALIGNMENT_BYTES
 
 
 def segments(
@@ -74,9 +66,8 @@ def segments(
     *,
     least_bytes: int = 1,
     limit: int = SEGMENT_LIMIT,
-    unit: int = 0,
 ) -> list[Range]:
-    """Cuts a range into non-empty segments of about `segment_bytes`, at most `limit` of them; `unit` as of `partition`.
+    """Cuts a range into non-empty segments of about `segment_bytes`, at most `limit` of them.
 
     No segment is shorter than `least_bytes`, unless the range is. No segment is longer than `longest_bytes` (a multiple
     of 64, or less than 64), which has precedence over the limit and the least.
@@ -84,6 +75,4 @@ def segments(
     if whole.length == 0:
         return []
     count = min(-(-whole.length // segment_bytes), limit, max(whole.length // max(least_bytes, itemsize), 1))
-    count = max(count, -(-whole.length // longest_bytes))
-    pieces = partition(whole, count, itemsize, unit=unit)
-    return pieces if pieces[0].length <= longest_bytes else partition(whole, count, itemsize)
+    return partition(whole, max(count, -(-whole.length // longest_bytes)), itemsize)
