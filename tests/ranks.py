@@ -53,7 +53,7 @@ def _on_wires(test: Any) -> Any:
 WIRES = _on_wires
 """The wires of tests `on` ranks with environ="wire"."""
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 150.0
 _PORT = "RANKS_STORE_PORT"
 
 _CLONE_NEWNET = 0x40000000
@@ -213,7 +213,7 @@ def store() -> dist.Store:
     """A connection to the Store of this `run`: a new one, but in a namespace, from where there is no way to it."""
     if _kept is not None:
         return _kept
-    return dist.TCPStore("127.0.0.1", int(os.environ[_PORT]), None, False, timedelta(seconds=30))
+    return dist.TCPStore("127.0.0.1", int(os.environ[_PORT]), None, False, timedelta(seconds=100))
 
 
 def meet(name: str, size: int) -> None:
@@ -258,7 +258,7 @@ def torchrun(script: Path, *arguments: str, restarts: int = 0, **environ: str) -
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     command += [f"--max-restarts={restarts}", str(script), *arguments]
     environment = script_environ(**environ)
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=110, check=False)
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250, check=False)
     assert ended.returncode == 0, ended.stderr
     return ended.stdout
 

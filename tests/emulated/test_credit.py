@@ -17,7 +17,7 @@ from tests import ranks
 HOSTS = (0, 0, 1, 1)
 NUMEL = 200_000
 CREDIT = {"COMMLAYER_CREDIT_BYTES": "65536", "COMMLAYER_PEER_TIMEOUT_S": "1"}
-pytestmark = [pytest.mark.needs_root, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.needs_root, pytest.mark.timeout(400)]
 
 
 def on_lossy_links(function: Any, environ: dict[str, str]) -> list[ranks.Outcome]:

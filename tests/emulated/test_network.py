@@ -210,7 +210,7 @@ def test_bench_in_namespaces(tmp_path: Path) -> None:
     available = Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text()
     if not {"reno", "bbr"} <= set(available.split()):
         pytest.skip(f"this kernel has {available.strip()} only")
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr
     document = json.loads(out.read_text())
     assert document["link"]["rate_bps"] == 100e6

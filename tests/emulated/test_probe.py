@@ -23,7 +23,7 @@ QUICK = ("--packets", "600", "--burst", "600K")
 
 
 def start(command: list[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, cwd=ROOT, env=script_environ(), capture_output=True, text=True, timeout=100)
+    return subprocess.run(command, cwd=ROOT, env=script_environ(), capture_output=True, text=True, timeout=250)
 
 
 def probe(folder: Path, scenario: str, *options: str) -> tuple[int, dict[str, Any], str]:

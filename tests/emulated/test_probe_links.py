@@ -34,7 +34,7 @@ def probe(hosts: Sequence[str], first: str, path: Path, *options: str) -> dict[s
         for rank, host in enumerate(hosts)
     ]
     try:
-        said = [rank.communicate(timeout=100)[0] for rank in ranks]
+        said = [rank.communicate(timeout=250)[0] for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()

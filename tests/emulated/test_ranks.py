@@ -20,7 +20,7 @@ def emulate(tmp_path: Path, scenario: str, *command: str, options: tuple[str, ..
 
 
 def run(command: list[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, cwd=ROOT, env=script_environ(), capture_output=True, text=True, timeout=110)
+    return subprocess.run(command, cwd=ROOT, env=script_environ(), capture_output=True, text=True, timeout=250)
 
 
 def namespaces_of(pid: int) -> list[str]:

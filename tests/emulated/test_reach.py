@@ -30,7 +30,7 @@ def outputs(tmp_path: Path, scenario: str, rule: str, *arguments: str) -> tuple[
     job = ["sh", "-c", f'{drop} && exec "$@"', "sh", sys.executable, *arguments]
     command = [sys.executable, "-m", "commlayer", "emulate", str(tmp_path / "s.toml"), "--", *job]
     environ = script_environ(COMMLAYER_PORT_RANGE="20000-20009")
-    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=110)
+    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr
     return sorted(done.stdout.splitlines()), done.stderr
 

@@ -14,7 +14,7 @@ from commlayer.tools.emulate.scenario import Scenario
 from tests import ranks
 
 NUMEL, CALLS, CALLS_MAX = 2 << 20, 4, 46
-pytestmark = [pytest.mark.needs_root, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.needs_root, pytest.mark.timeout(300)]
 
 
 def weights(rank: int, size: int, calls: int) -> tuple[int, ...]:

@@ -27,7 +27,7 @@ def python(source: str, **environ: str) -> str:
     """What a fresh Python prints."""
     command = [sys.executable, "-c", source]
     environment = ranks.script_environ(**environ)
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=110, check=False)
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250, check=False)
     assert ended.returncode == 0, ended.stderr
     return ended.stdout
 

@@ -353,13 +353,13 @@ def _end_at(rank: int, size: int, steps: list[int]) -> str:
 
 
 def test_loops_that_end_at_other_steps_than_those_of_another_row() -> None:
-    for each in ranks.outcomes(_end_at, 4, [1, 1, 2, 2], timeout_s=15):
+    for each in ranks.outcomes(_end_at, 4, [1, 1, 2, 2], timeout_s=60):
         assert "MismatchError" in (each.result or ""), each
 
 
 def test_loops_of_a_row_that_end_at_different_steps() -> None:
     """Rank 1 waits for rank 0 in its forward pass."""
-    ended = ranks.outcomes(_end_at, 4, [1, 2, 2, 2], timeout_s=15)
+    ended = ranks.outcomes(_end_at, 4, [1, 2, 2, 2], timeout_s=60)
     assert [(each.result or "").startswith("MismatchError") for each in ended] == [True, False, True, False]
     assert " 0 of its row" in (ended[1].result or ""), ended[1]
 
@@ -386,7 +386,7 @@ def _ask_rows_of_one_rank(rank: int, size: int) -> int:
 
 
 def test_a_process_cannot_join_rows_of_one_rank() -> None:
-    assert [each.result for each in ranks.outcomes(_ask_rows_of_one_rank, 3, timeout_s=20)] == [2, 2, 0]
+    assert [each.result for each in ranks.outcomes(_ask_rows_of_one_rank, 3, timeout_s=60)] == [2, 2, 0]
 
 
 def _leave_as_one_dies(rank: int, size: int, victim: int, part: str) -> tuple[bool, int, float, str]:
@@ -410,7 +410,7 @@ def _leave_as_one_dies(rank: int, size: int, victim: int, part: str) -> tuple[bo
 
 
 def test_a_row_that_leaves_has_made_its_last_step_on_all_ranks_or_on_none() -> None:
-    ended = ranks.outcomes(_leave_as_one_dies, 6, 4, "total", timeout_s=20)
+    ended = ranks.outcomes(_leave_as_one_dies, 6, 4, "total", timeout_s=60)
     left, steps, value, _ = ended[2].result
     assert (left, steps) == (True, 2)
     assert ended[3].result == (True, 2, value, "")
@@ -419,7 +419,7 @@ def test_a_row_that_leaves_has_made_its_last_step_on_all_ranks_or_on_none() -> N
 
 
 def test_a_row_that_was_to_leave_names_its_dead_rank() -> None:
-    ended = ranks.outcomes(_leave_as_one_dies, 4, 2, "average", timeout_s=20)
+    ended = ranks.outcomes(_leave_as_one_dies, 4, 2, "average", timeout_s=60)
     left, _, _, text = ended[3].result
     assert not left
     assert " 2 of its row, 2, 3, died" in text
@@ -457,7 +457,7 @@ def _lose_the_group_of_a_row(rank: int, size: int, how: str) -> tuple[int, str]:
 @pytest.mark.parametrize("how", ["aborted", "does not come"])
 def test_a_row_whose_group_has_failed_goes_at_once(how: str) -> None:
     """It is a group of FSDP2's, and is never made again."""
-    ended = ranks.outcomes(_lose_the_group_of_a_row, 4, how, timeout_s=20)
+    ended = ranks.outcomes(_lose_the_group_of_a_row, 4, how, timeout_s=60)
     assert [ended[rank].result for rank in (0, 1)] == [(4, "")] * 2
     assert " 2 of its row, 2, 3, " in ended[3].result[1]
     assert "its row, 2, 3" in ended[2].result[1]

@@ -55,7 +55,7 @@ def headroom(*words: str) -> tuple[int, dict[str, Any], str]:
     """Status, JSON and standard error of the command."""
     command = [sys.executable, "-m", "commlayer", "headroom", "--json", "-", *words]
     environment = ranks.script_environ(OMP_NUM_THREADS="1")
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=110, check=False, cwd=ROOT)
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250, check=False, cwd=ROOT)
     assert ended.stdout, ended.stderr
     return ended.returncode, json.loads(ended.stdout), ended.stderr
 

@@ -194,7 +194,7 @@ def run_drawn(rank: int, size: int, layout: str) -> None:
 )
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_drawn_programs(layout: str, wire: Any) -> None:
-    ranks.run_job(run_drawn, math.prod(LAYOUTS[layout]), layout, environ=wire, timeout_s=120)
+    ranks.run_job(run_drawn, math.prod(LAYOUTS[layout]), layout, environ=wire, timeout_s=250)
 
 
 @pytest.mark.parametrize("codec", ["bf16", pytest.param("int4", marks=pytest.mark.slow), "powersgd:4", "auto"])

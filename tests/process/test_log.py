@@ -43,7 +43,7 @@ def lines_of(tmp_path: Path, end: str, **environ: str) -> list[list[str]]:
         job |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "COMMLAYER_IFNAME": "lo", **environ}
         command = [sys.executable, str(script), end]
         processes.append(subprocess.Popen(command, env=ranks.script_environ(**job), stderr=subprocess.PIPE, text=True))
-    texts = [process.communicate(timeout=110)[1] for process in processes]
+    texts = [process.communicate(timeout=250)[1] for process in processes]
     assert [process.returncode for process in processes] == [0, 0], texts
     return [[line for line in text.splitlines() if " commlayer rank " in line] for text in texts]
 

@@ -222,7 +222,7 @@ def test_drawn_programs(rank: int, size: int) -> None:
 
 
 @pytest.mark.parametrize("part", ["model", "modules", "step"])
-@ranks.on(2, functools.partial(ranks.run_job, timeout_s=120), environ=ranks.NETWORK)  # compiling takes long
+@ranks.on(2, functools.partial(ranks.run_job, timeout_s=250), environ=ranks.NETWORK)  # compiling takes long
 def test_drawn_programs_that_torch_compiles(rank: int, size: int, part: str) -> None:
     """Dynamo reads parameters while it traces, and asks the optimizer for other operations then.
 

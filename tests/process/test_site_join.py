@@ -67,7 +67,7 @@ def test_a_site_joins_whose_world_has_another_backend(wire: dict[str, str]) -> N
 @pytest.mark.slow
 def test_a_site_of_replicas_joins() -> None:
     plan = Plan(sites=2, layout="HSDP", width=4, joins=(1,), waits=True, has_buffers=True)
-    found = check(plan, environ=ranks.UDP, timeout_s=120.0)
+    found = check(plan, environ=ranks.UDP, timeout_s=250.0)
     assert sorted(found) == list(range(12))
     assert 0 < len(found[8].syncs) < len(found[0].syncs)
     assert any(all(ended.counting) and 2 in ended.members for ended in found[0].syncs.values())

@@ -30,7 +30,7 @@ SLOW = 2
 
 PATIENCE_S = 60.0
 """The longest wait of a test for a state of the job."""
-TIMEOUT_S = 110.0
+TIMEOUT_S = 250.0
 
 
 def store() -> str:

@@ -26,7 +26,7 @@ def test_the_summary_of_torchrun_has_the_error(tmp_path: Path) -> None:
     script = tmp_path / "job.py"
     script.write_text(textwrap.dedent(JOB))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
-    ended = subprocess.run(command, env=ranks.script_environ(), capture_output=True, text=True, timeout=100)
+    ended = subprocess.run(command, env=ranks.script_environ(), capture_output=True, text=True, timeout=250)
     summary = ended.stderr.partition("ChildFailedError")[2].partition("Root Cause")[2]
     assert "MismatchError: rank " in summary, ended.stderr
     assert "rank 1 called all_reduce 1 of float32 [6]" in summary

@@ -46,7 +46,7 @@ def torchrun(folder: Path) -> tuple[set[float], str]:
     (folder / "train.py").write_text(SCRIPT)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "train.py"]
     environ = ranks.script_environ(COMMLAYER_IFNAME="lo", OMP_NUM_THREADS="1")
-    ended = subprocess.run(command, env=environ, cwd=folder, capture_output=True, text=True, timeout=110, check=False)
+    ended = subprocess.run(command, env=environ, cwd=folder, capture_output=True, text=True, timeout=250, check=False)
     assert ended.returncode == 0, ended.stderr
     return {float(number) for number in re.findall(r"sum ([\d.]+)", ended.stdout)}, ended.stderr
 

@@ -22,7 +22,7 @@ SHORT = ["--rounds", "2", "--iters", "6", "--warmup", "2"]
 def bench(*arguments: str, before: tuple[str, ...] = ("-m", "commlayer")) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
     command = [sys.executable, *before, "bench", *arguments]
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100)
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=250)
 
 
 def rows(output: str) -> list[list[str]]:

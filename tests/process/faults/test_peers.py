@@ -288,7 +288,7 @@ def test_an_uncaught_error_ends_a_training_script_with_1(tmp_path: Path, shm: st
         processes.append(
             subprocess.Popen([sys.executable, str(script)], env=environ, stderr=subprocess.PIPE, text=True)
         )
-    texts = [process.communicate(timeout=110)[1] for process in processes]
+    texts = [process.communicate(timeout=250)[1] for process in processes]
     assert [process.returncode for process in processes] == [1, -signal.SIGKILL], texts
     assert "PeerLostError" in texts[0] or "a peer died or stopped answering after" in texts[0]
     assert "culprit: rank 1 on " in texts[0]
