@@ -40,9 +40,10 @@ def all_reduce(rank: int, world_size: int, numel: int, itemsize: int, divisor: i
     """All-reduces OUTPUT, in place."""
     b = PlanBuilder(rank, world_size)
     members = range(world_size)
-    longest, segment_bytes = longest_whole(world_size, settings.weights), settings.segment_for(world_size)
-    pieces = segments(Range(0, numel * itemsize), itemsize, segment_bytes, longest)
-    cuts = [partition(piece, world_size, itemsize, settings.weights) for piece in pieces]
+    packet, segment_bytes = settings.packet_bytes, settings.segment_for(world_size)
+    longest = longest_whole(world_size, settings.weights, unit=packet)
+    pieces = segments(Range(0, numel * itemsize), itemsize, segment_bytes, longest, unit=world_size * packet)
+    cuts = [partition(piece, world_size, itemsize, settings.weights, unit=packet) for piece in pieces]
     owned = [shards[rank] for shards in cuts]
     window = ordered_window(b, world_size, owned) if _ordered(world_size, settings) else None
     for shards in cuts:
@@ -361,7 +362,8 @@ def per_rank_segments(length: int, world_size: int, itemsize: int, settings: Set
     """Cuts each rank's part so that the segments of all ranks together have the usual size."""
     least = settings.partial_message_bytes
     segment_bytes = max(settings.segment_for(world_size) // world_size, least, 1)
-    return segments(Range(0, length), itemsize, segment_bytes, MESSAGE_LIMIT_BYTES, least_bytes=least)
+    unit = 0 if settings.partial else settings.packet_bytes  # a shorter last segment could lose no packet
+    return segments(Range(0, length), itemsize, segment_bytes, MESSAGE_LIMIT_BYTES, least_bytes=least, unit=unit)
 
 
 def _ordered(world_size: int, settings: Settings) -> bool:

@@ -46,12 +46,15 @@ def all_reduce(rank: int, hosts: Hosts, numel: int, itemsize: int, divisor: int,
     longest = owners * longest_whole(parts, weights)
     least = max(int(settings.partial_message_bytes * shrinks), block) * messages
     segment_bytes = min(max(int(settings.segment_for(messages) * shrinks), least), longest)
-    pieces = segments(Range(0, numel * itemsize), block * messages, segment_bytes, longest, least_bytes=least)
-    cuts = [partition(piece, owners, block) for piece in pieces]
+    unit = 0 if settings.partial else _packet_length(codecs, settings)
+    pieces = segments(
+        Range(0, numel * itemsize), block * messages, segment_bytes, longest, least_bytes=least, unit=unit * messages
+    )
+    cuts = [partition(piece, owners, block, unit=unit * parts) for piece in pieces]
     local = hierarchical.home(hosts, rank)
     me = local.index(rank)
     members = [host[me] for host in hosts] if me < owners else []
-    mine = [partition(shards[me], parts, block, weights) for shards in cuts] if members else []
+    mine = [partition(shards[me], parts, block, weights, unit=unit) for shards in cuts] if members else []
     network: _Exchange | _Network
     if is_exchange:
         network = _Exchange(b, members, mine, up, divisor, settings)
@@ -90,6 +93,17 @@ def _codecs(what: str, itemsize: int, settings: Settings) -> tuple[Codec, Codec]
         raise ConfigError(f"{what} of elements of {itemsize} bytes with codecs={settings.codecs}: use float32")
     up, down = settings.codecs
     return CODECS[up], CODECS[down]
+
+
+def _packet_length(codecs: tuple[Codec, Codec], settings: Settings) -> int:
+    """Bytes of values in a full packet, which holds whole blocks; 0 if the two codecs differ in it.
+
+    0 also if the plan is deterministic: an owner encodes nothing of its own contribution, so the bits of the result
+    depend on the cuts, and the size of packets, which is measured, may be another in the next run."""
+    if settings.deterministic:
+        return 0
+    up, down = (settings.packet_bytes // codec.block_bytes * codec.block_length for codec in codecs)
+    return up if up == down else 0
 
 
 def exchanges(hosts: int, *, partial: bool) -> bool:

@@ -19,6 +19,10 @@ SEGMENT_LIMIT = 256
 """A plan gets longer segments rather than more than this, so that its size and build time stay small."""
 
 
+UNITS_LEAST = 8
+"""Parts of fewer units are cut between units no more: they would differ by more than an eighth."""
+
+
 class Range(NamedTuple):
     """Consecutive bytes of a buffer."""
 
@@ -26,14 +30,17 @@ class Range(NamedTuple):
     length: int
 
 
-def partition(whole: Range, parts: int, itemsize: int, weights: Sequence[int] = ()) -> list[Range]:
+def partition(whole: Range, parts: int, itemsize: int, weights: Sequence[int] = (), *, unit: int = 0) -> list[Range]:
     """Cuts a range of whole elements into `parts` consecutive ranges, as equal as alignment allows. With `weights`, one
-    for each part, the lengths are in their proportion.
+    for each part, the lengths are in their proportion. With a `unit` of so many bytes, cuts are between units if the
+    parts are long enough.
 
     With too few elements the last ranges are empty, and those of weight 0 always.
     """
     granule = itemsize
-    if ALIGNMENT_BYTES % itemsize == 0 and whole.length >= parts * ALIGNMENT_BYTES:
+    if unit and unit % itemsize == 0 and whole.length >= parts * UNITS_LEAST * unit:
+        granule = unit
+    elif ALIGNMENT_BYTES % itemsize == 0 and whole.length >= parts * ALIGNMENT_BYTES:
         granule = ALIGNMENT_BYTES
     count = -(-whole.length // granule)
     if weights:
@@ -51,11 +58,12 @@ def partition(whole: Range, parts: int, itemsize: int, weights: Sequence[int] = 
     return ranges
 
 
-def longest_whole(parts: int, weights: Sequence[int] = ()) -> int:
+def longest_whole(parts: int, weights: Sequence[int] = (), *, unit: int = 0) -> int:
     """The longest range, in bytes, of which no part is longer than a message may be; arguments as of `partition`."""
+    limit_bytes = MESSAGE_LIMIT_BYTES - -(-unit // ALIGNMENT_BYTES) * ALIGNMENT_BYTES  # parts are rounded up to units
     if not weights:
-        return MESSAGE_LIMIT_BYTES * parts
-    return MESSAGE_LIMIT_BYTES * sum(weights) // max(weights) // ALIGNMENT_BYTES * ALIGNMENT_BYTES
+        return limit_bytes * parts
+    return limit_bytes * sum(weights) // max(weights) // ALIGNMENT_BYTES * ALIGNMENT_BYTES
 
 
 def segments(
@@ -66,8 +74,9 @@ def segments(
     *,
     least_bytes: int = 1,
     limit: int = SEGMENT_LIMIT,
+    unit: int = 0,
 ) -> list[Range]:
-    """Cuts a range into non-empty segments of about `segment_bytes`, at most `limit` of them.
+    """Cuts a range into non-empty segments of about `segment_bytes`, at most `limit` of them; `unit` as of `partition`.
 
     No segment is shorter than `least_bytes`, unless the range is. No segment is longer than `longest_bytes` (a multiple
     of 64, or less than 64), which has precedence over the limit and the least.
@@ -75,4 +84,6 @@ def segments(
     if whole.length == 0:
         return []
     count = min(-(-whole.length // segment_bytes), limit, max(whole.length // max(least_bytes, itemsize), 1))
-    return partition(whole, max(count, -(-whole.length // longest_bytes)), itemsize)
+    count = max(count, -(-whole.length // longest_bytes))
+    pieces = partition(whole, count, itemsize, unit=unit)
+    return pieces if pieces[0].length <= longest_bytes else partition(whole, count, itemsize)

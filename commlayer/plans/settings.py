@@ -30,6 +30,9 @@ class Settings:
     """Network: an all-reduce takes one step if a host then sends no more than this to all others together. Between two
     hosts the limit is PAIR_FACTOR times this, without codec and loss bound: they send no more in one step than in
     two."""
+    packet_bytes: int = 0
+    """Payload of a full packet between hosts; 0: not known. Messages of whole packets leave faster: a short packet ends
+    the run of equal ones that the kernel takes as one. See docs/congestion.md, "Batches"."""
     staging_bytes: int = 2 << 20
     """Shared memory per rank that one operation may use."""
     small_bytes: int = 64 << 10
@@ -69,7 +72,7 @@ class Settings:
     def __post_init__(self) -> None:
         if self.segment_bytes < 1:
             raise ConfigError(f"Settings(segment_bytes={self.segment_bytes}): use at least 1")
-        for name in ("exchange_limit_bytes", "staging_bytes", "small_bytes", "partial_message_bytes"):
+        for name in ("exchange_limit_bytes", "staging_bytes", "packet_bytes", "small_bytes", "partial_message_bytes"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"Settings({name}={getattr(self, name)}): use 0 or more")
         if self.weights and (min(self.weights) < 0 or max(self.weights) == 0):

@@ -150,6 +150,7 @@ class CommProcessGroup(dist.ProcessGroup):
         settings = Settings(
             algorithm=self.policy.algorithm,
             deterministic=self.policy.deterministic,
+            packet_bytes=self._native.packet_bytes,
             staging_bytes=self._native.staging_bytes,
         )
         native = self._native

@@ -18,17 +18,35 @@ WORLDS = (2, 3, 4, 9)
     n=st.integers(2, 9),
     numel=st.integers(0, 300),
     segment_bytes=st.integers(1, 900),
+    packet_bytes=st.sampled_from((0, 8, 16)),
     ordered=st.booleans(),
     chance=st.data(),
     **TENSORS,
 )
 def test_any_shape(
-    n: int, numel: int, segment_bytes: int, ordered: bool, chance: st.DataObject, **tensors: Any
+    n: int, numel: int, segment_bytes: int, packet_bytes: int, ordered: bool, chance: st.DataObject, **tensors: Any
 ) -> None:
     numel = min(numel, segment_bytes)  # many segments, but not hundreds
     shares = chance.draw(weights(n))
-    s = Settings(segment_bytes=segment_bytes, deterministic=ordered, weights=shares)
+    s = Settings(segment_bytes=segment_bytes, packet_bytes=packet_bytes, deterministic=ordered, weights=shares)
     conform_all(direct, n, numel, s, **tensors)
+
+
+@pytest.mark.parametrize("shares", [(), (3, 1, 2, 2)])
+@pytest.mark.parametrize("packet_bytes", [1432, 8928])
+def test_messages_are_of_whole_packets(packet_bytes: int, shares: tuple[int, ...]) -> None:
+    """But for those of the end of a tensor."""
+    s = Settings(packet_bytes=packet_bytes, weights=shares, segment_bytes=1 << 20)
+    numel = 10_000_000
+    plans = [direct.all_reduce(0, 4, numel, 4, 1, s)]
+    if not shares:
+        plans += [direct.reduce_scatter(0, 4, numel, 4, 1, s), direct.all_gather(0, 4, numel, 4, s)]
+    for plan in plans:
+        lengths = plan.steps["length"][plan.steps["kind"] == StepKind.SEND].astype(np.int64)
+        assert len(lengths) > 100
+        assert (lengths % packet_bytes != 0).sum() <= 6
+        if not shares:
+            assert abs(lengths[:-6] - (256 << 10)).max() < 32 << 10
 
 
 @pytest.mark.parametrize("n", WORLDS)

@@ -270,6 +270,26 @@ def test_every_rank_sends_what_the_formula_says(pair: tuple[str, str], world: in
         assert formula <= sent <= 1.005 * formula
 
 
+@pytest.mark.parametrize("shape", [(1, 1), (1, 1, 1, 1), (2, 2, 2)])
+@pytest.mark.parametrize("name", ["f16", "int8", "int4"])
+def test_messages_are_of_whole_packets(name: str, shape: Sequence[int]) -> None:
+    """But for those of the end of a tensor."""
+    numel, codec = 10_000_000, CODECS[name]
+    settings = Settings(codecs=(name, name), packet_bytes=1432)
+    plan = encoded.all_reduce(0, hosts_of(shape), numel, 4, 1, settings)
+    lengths = plan.steps["length"][plan.steps["kind"] == StepKind.SEND]
+    assert len(lengths) >= 20
+    assert (lengths % (1432 // codec.block_bytes * codec.block_length) != 0).sum() <= 2 * len(shape)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 1, 1, 1), (2, 2, 2)])
+def test_deterministic_plans_are_the_same_for_packets_of_any_size(shape: Sequence[int]) -> None:
+    """The bits of a result depend on who owns which values."""
+    of = [Settings(codecs=("int8", "int8"), deterministic=True, packet_bytes=packet) for packet in (0, 1432, 8928)]
+    plans = [encoded.all_reduce(0, hosts_of(shape), 10_000_000, 4, 1, settings) for settings in of]
+    assert all(np.array_equal(plan.steps, plans[0].steps) for plan in plans)
+
+
 def test_ranks_of_two_hosts_each_send_their_shard() -> None:
     numel, pair = 1 << 20, ("int4", "int8")
     kind = CODECS["int4"]

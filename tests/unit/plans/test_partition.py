@@ -8,6 +8,7 @@ from commlayer.plans.partition import (
     ALIGNMENT_BYTES,
     MESSAGE_LIMIT_BYTES,
     SEGMENT_LIMIT,
+    UNITS_LEAST,
     Range,
     longest_whole,
     partition,
@@ -79,6 +80,30 @@ def test_segments_are_never_empty_nor_too_long(numel: int, itemsize: int, segmen
     ranges = segments(whole, itemsize, min(segment_bytes, longest_bytes), longest_bytes)
     covers(ranges, whole)
     assert all(0 < length <= longest_bytes for _, length in ranges)
+
+
+@given(numel=st.integers(0, 5000), parts=st.integers(1, 40), unit=st.sampled_from((8, 24, 40)))
+def test_long_parts_are_cut_between_units(numel: int, parts: int, unit: int) -> None:
+    whole = Range(3, 8 * numel)
+    ranges = partition(whole, parts, 8, unit=unit)
+    covers(ranges, whole)
+    if whole.length < parts * UNITS_LEAST * unit:
+        assert ranges == partition(whole, parts, 8)
+        return
+    assert all((offset - whole.offset) % unit == 0 for offset, _ in ranges)
+    lengths = [length for _, length in ranges]
+    assert max(lengths) - min(lengths[:-1], default=0) <= unit or parts == 1
+    assert min(lengths) * (UNITS_LEAST + 1) >= max(lengths) * (UNITS_LEAST - 1)
+
+
+def test_segments_of_units_are_no_longer_than_a_message() -> None:
+    limit = MESSAGE_LIMIT_BYTES
+    for unit in (8, 1432, 8928):
+        ranges = segments(Range(0, 300 * limit), 8, 4096, limit, unit=unit)
+        assert max(r.length for r in ranges) <= limit
+        for weights in ([], [1, 2, 3]):
+            parts = partition(Range(0, longest_whole(3, weights, unit=unit)), 3, 8, weights, unit=unit)
+            assert limit - 2 * 8928 < max(r.length for r in parts) <= limit
 
 
 def test_many_segments_become_longer_ones_until_messages_get_too_long() -> None:
