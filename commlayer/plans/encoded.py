@@ -43,10 +43,10 @@ def all_reduce(rank: int, hosts: Hosts, numel: int, itemsize: int, divisor: int,
     is_exchange = exchanges(len(hosts), partial=settings.partial)
     parts, weights = (1, ()) if is_exchange else (len(hosts), settings.weights)  # of the range of an owner
     messages = owners * parts
-    longest = owners * longest_whole(parts, weights)
+    unit = 0 if settings.partial else _packet_length(codecs, settings)
+    longest = owners * longest_whole(parts, weights, unit=unit)
     least = max(int(settings.partial_message_bytes * shrinks), block) * messages
     segment_bytes = min(max(int(settings.segment_for(messages) * shrinks), least), longest)
-    unit = 0 if settings.partial else _packet_length(codecs, settings)
     pieces = segments(
         Range(0, numel * itemsize), block * messages, segment_bytes, longest, least_bytes=least, unit=unit * messages
     )

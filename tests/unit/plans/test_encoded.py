@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from commlayer.errors import ConfigError
 from commlayer.plans import encoded
 from commlayer.plans.codec import CODEC_SHIFT, CODECS, Codec
+from commlayer.plans.partition import MESSAGE_LIMIT_BYTES
 from commlayer.plans.plan import Plan, StepKind
 from commlayer.plans.select import Collective, plan_for
 from commlayer.plans.settings import Settings
@@ -280,6 +281,14 @@ def test_messages_are_of_whole_packets(name: str, shape: Sequence[int]) -> None:
     lengths = plan.steps["length"][plan.steps["kind"] == StepKind.SEND]
     assert len(lengths) >= 20
     assert (lengths % (1432 // codec.block_bytes * codec.block_length) != 0).sum() <= 2 * len(shape)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 1, 1, 1), (2, 2, 2)])
+def test_parts_of_whole_packets_are_no_longer_than_a_message(shape: Sequence[int]) -> None:
+    """The longest segments, of which each part is rounded up to packets."""
+    settings = Settings(codecs=("f16", "f16"), packet_bytes=8928, segment_bytes=1 << 30)
+    plan = encoded.all_reduce(0, hosts_of(shape), 1 << 29, 4, 1, settings)
+    assert MESSAGE_LIMIT_BYTES // 2 < plan.steps["length"].max() <= MESSAGE_LIMIT_BYTES
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 1, 1, 1), (2, 2, 2)])
